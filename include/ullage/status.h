@@ -1,9 +1,11 @@
-// The status ledger: every refusal this library can give, as a number, a name and one line of meaning.
+// The status ledger: every refusal this library can give, as a number, a name and one line of
+// meaning.
 //
 // Families own disjoint ranges and a code of one family never means another's:
 //   580-599 lossk      600-619 residentk    620-639 CUDA
 //   640-659 model files    660-679 vocab-parallel groups    680-699 loss configuration (head)
-// The first code of each range is that family's "ok". Codes 580-588 and 600-610 are the published contract.
+// The first code of each range is that family's "ok". Codes 580-588 and 600-610 are the published
+// contract.
 #pragma once
 
 #include <cassert>
@@ -27,8 +29,7 @@ namespace ullage {
   X(585, kLossNonFiniteScalar, "non_finite_scalar", "a scalar was NaN or infinite")                \
   X(586, kLossTargetOutOfRange, "target_id_out_of_range",                                          \
     "a target class id was negative or >= vocab")                                                  \
-  X(587, kLossBadChunk, "chunk_exceeds_logit_budget",                                              \
-    "the logits of one chunk exceed the budget")                                                   \
+  X(587, kLossBadChunk, "chunk_exceeds_logit_budget", "the logits of one chunk exceed the budget") \
   X(588, kLossUnknownObjective, "unknown_objective", "an objective this library does not know")    \
   X(600, kResidentOk, "resident_ok", "the session can hold the shape, or the step ran")            \
   X(601, kResidentEmptyDimension, "resident_empty_dimension", "a declared dimension was < 1")      \
@@ -74,7 +75,8 @@ namespace ullage {
     "a quantised row is not a whole number of blocks")                                             \
   X(653, kModelLayout, "model_layout_mismatch",                                                    \
     "offsets overlap, leave holes, or disagree with the shapes")                                   \
-  X(654, kModelBadAlignment, "model_bad_alignment", "an alignment that is not a usable power of two") \
+  X(654, kModelBadAlignment, "model_bad_alignment",                                                \
+    "an alignment that is not a usable power of two")                                              \
   X(655, kModelBadJson, "model_bad_json", "a JSON document is malformed")                          \
   X(656, kModelBadField, "model_bad_field", "a configuration field is missing or out of range")    \
   X(657, kModelTensorMissing, "model_tensor_missing",                                              \
@@ -139,7 +141,7 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)), status_(kLossOk) {}  // NOLINT
+  Result(T value) : value_(std::move(value)), status_(kLossOk) {}                // NOLINT
   Result(Status status) : status_(std::move(status)) { assert(!status_.ok()); }  // NOLINT
   Result(StatusCode code, std::string message) : Result(Status(code, std::move(message))) {}
 

@@ -27,7 +27,8 @@ std::string_view status_meaning(int code) {
 }
 
 std::string Status::to_string() const {
-  std::string text = std::to_string(static_cast<int>(code_)) + " " + std::string(status_name(code_));
+  std::string text =
+      std::to_string(static_cast<int>(code_)) + " " + std::string(status_name(code_));
   if (!message_.empty()) text += ": " + message_;
   return text;
 }

@@ -12,10 +12,10 @@ namespace {
 
 TEST(StatusLedger, EveryCodeHasAUniqueNameWithinItsFamilyAndAMeaning) {
   std::set<std::string> names;
-#define ULLAGE_CHECK(code, symbol, name, meaning)          \
-  EXPECT_TRUE(names.insert(name).second) << name;          \
-  EXPECT_EQ(status_name(code), name);                      \
-  EXPECT_FALSE(status_meaning(code).empty()) << name;      \
+#define ULLAGE_CHECK(code, symbol, name, meaning)     \
+  EXPECT_TRUE(names.insert(name).second) << name;     \
+  EXPECT_EQ(status_name(code), name);                 \
+  EXPECT_FALSE(status_meaning(code).empty()) << name; \
   EXPECT_EQ(Status(symbol).ok(), (code) % 20 == 0) << name;
   ULLAGE_STATUS_LEDGER(ULLAGE_CHECK)
 #undef ULLAGE_CHECK
@@ -55,7 +55,8 @@ TEST(DType, F16RoundsAsTheCompilerDoes) {
     word = word * 1664525u + 1013904223u;
     const float value = std::bit_cast<float>(word);
     if (value != value) continue;
-    ASSERT_EQ(F16::from_float(value).bits, std::bit_cast<uint16_t>(static_cast<_Float16>(value))) << value;
+    ASSERT_EQ(F16::from_float(value).bits, std::bit_cast<uint16_t>(static_cast<_Float16>(value)))
+        << value;
   }
 }
 
