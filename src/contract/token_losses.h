@@ -22,8 +22,8 @@ struct TokenLoss {
 };
 
 // -min(r A, clip(r) A) with r = e^(lp - lp_old), clip to [1 - epsilon_low, 1 + epsilon_high]. The
-// slope is that of the active branch; at the clip bound itself the unclipped one counts
-// (research/fast_llm_spec.md 1.6).
+// slope is that of the active branch; the comparisons are inclusive: a ratio at the clip bound
+// itself still has a slope.
 template <class T>
 ULLAGE_HOST_DEVICE TokenLoss<T> clipped_ratio_loss(T log_ratio, T advantage, T epsilon_low,
                                                    T epsilon_high) {

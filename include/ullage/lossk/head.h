@@ -70,16 +70,15 @@ struct Inputs {
   VectorView bias;                  // [vocab]
   MatrixView adapter_a, adapter_b;  // [r][d_model], [vocab][r]
 
-  IndexView labels;  // [n_tok]; negative: the row is ignored, its logits, hidden and teacher are
-                     // never read
+  IndexView labels;  // [n_tok]; negative: the row is ignored; unless a term's mask counts it all
+                     // the same, its logits, hidden and teacher are never read
   VectorView token_weights;        // [n_tok], cross_entropy
   VectorView class_weights;        // [vocab], cross_entropy
   std::span<const uint8_t> mask;   // [n_tok], for RowMask::kOwn
   VectorView advantages;           // [n_tok], policy terms
   VectorView old_log_probs;        // [n_tok], policy terms
   VectorView reference_log_probs;  // [n_tok], kl_beta > 0, and dpo
-  IndexView
-      segments;  // [n_tok], ids in [0, n_segments); negative only on rows whose label is negative
+  IndexView segments;  // [n_tok], ids in [0, n_segments); not read where the label is negative
   int64_t n_segments = 0;
   IndexView pairs;  // [n_pairs * 2]: chosen, rejected segment, dpo
   std::vector<TeacherInputs> teachers;
@@ -108,8 +107,9 @@ struct Outputs {
   double* total = nullptr;     // sum of weight * scalar
   int64_t* n_valid = nullptr;  // rows whose label is >= 0; every row without labels
 
-  // Per row, f32 or f64, 0 on ignored rows. token_loss is the sum over terms of weight * row loss,
-  // not divided.
+  // Per row, f32 or f64, 0 where the label is negative. They are those of the head's logits_scale,
+  // without a term's. token_loss is the sum over terms of weight * row loss, not divided: it has
+  // what a term with another mask counts, and nothing of dpo, a loss of pairs.
   MutableVectorView token_loss, lse, label_log_prob, entropy;
   std::span<int64_t> argmax;   // smallest index of the largest logit; -1 on ignored rows
   std::span<uint8_t> correct;  // argmax == label

@@ -3,7 +3,8 @@
 // Notation of docs/losses.md, used throughout: a = s * softcap(z + bias) are the effective logits
 // of a row, lse = ln sum_j exp(a_j), q = softmax(a) the student, p = softmax of the teacher's
 // logits, y the row's label, lp = a_y - lse its log-probability. total = sum over terms of weight *
-// scalar; scalar = (sum over rows of the term's row loss) / divisor.
+// scalar; scalar = (sum over rows of the term's row loss) / divisor. Terms of weight 0 stay out of
+// the sum.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +41,8 @@ enum class RowMask {
   kNone,    // every row
 };
 
-// How the token losses of a policy term are weighted, and its divisor where none is given.
+// How the token losses of a policy term are weighted, and its divisor where none is given. Segments
+// are counted as given, `n_segments`, whether or not they hold a labelled token.
 enum class PolicyNormalizer {
   kAuto,           // kTokens for grpo and cispo, kSequences for gspo
   kTokens,         // every token 1; divisor: labelled tokens (dapo, bnpo)
@@ -74,10 +76,11 @@ struct LossTerm {
 
   Divergence divergence = Divergence::kCrossEntropy;  // distillation
   int teacher = 0;                                    // which of the head's teachers
-  double temperature = 1;                             // divides the teacher's logits; > 0
-  double student_temperature = 1;                     // divides the student's; > 0
-  bool t_squared = false;                             // multiply the loss by temperature^2
-  double beta = 0.5;                                  // Jensen-Shannon: in (0, 1). dpo: > 0
+  double temperature = 1;  // the teacher's logits are multiplied by the term's and the head's
+                           // logits_scale and divided by this; > 0. Of a top-k teacher: 1
+  double student_temperature = 1;  // divides the student's; > 0
+  bool t_squared = false;          // multiply the loss by temperature^2
+  double beta = 0.5;               // Jensen-Shannon: in (0, 1). dpo: > 0
   TopKTail top_k_tail = TopKTail::kTailBin;
   bool truncate_teacher =
       false;  // accept a wider teacher: its extra columns are dropped, the rest renormalised
