@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "model/config.h"
-#include "model/tokenizer.h"
 #include "model/weight.h"
 #include "ullage/status.h"
 
@@ -47,9 +46,6 @@ class Checkpoint {
   int64_t stored_bytes() const;
   const std::vector<std::string>& warnings()
       const;  // e.g. an index whose total_size disagrees with the shards
-  // The tokenizer that came with the model (GGUF metadata, or tokenizer.json beside config.json);
-  // 659 where there is none.
-  Result<Tokenizer> tokenizer() const;
 
  private:
   struct State;
