@@ -7,8 +7,27 @@
 
 namespace ullage::cpu {
 
+// Element k of a quantised row.
+inline float decode_element(const Q8_0Block* row, int64_t k) {
+  const Q8_0Block& block = row[k / kQuantBlock];
+  return block.scale.to_float() * static_cast<float>(block.q[k % kQuantBlock]);
+}
+template <class Block>
+int nibble_at(const Block& block, int64_t i) {
+  return i < 16 ? block.q[i] & 15 : block.q[i - 16] >> 4;
+}
+inline float decode_element(const Q4_0Block* row, int64_t k) {
+  const Q4_0Block& block = row[k / kQuantBlock];
+  return block.scale.to_float() * static_cast<float>(nibble_at(block, k % kQuantBlock) - 8);
+}
+inline float decode_element(const Q4_1Block* row, int64_t k) {
+  const Q4_1Block& block = row[k / kQuantBlock];
+  return block.scale.to_float() * static_cast<float>(nibble_at(block, k % kQuantBlock)) +
+         block.minimum.to_float();
+}
+
 // dst[i] = element k0 + i of the row at `row`, for i < count. bf16 and f16 widen exactly; Q8_0 and
-// Q4_0 are exact products (a 11-bit scale times an 8-bit integer); Q4_1 is that product plus the
+// Q4_0 are exact products (an 11-bit scale times an 8-bit integer); Q4_1 is that product plus the
 // minimum, rounded once. `type` is not kF64. k0 and count need not be whole blocks.
 void decode_row(ElementType type, const void* row, int64_t k0, int64_t count, float* dst);
 

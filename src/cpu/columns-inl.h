@@ -1,0 +1,273 @@
+// Reads a matrix whose rows lie along k, as vectors whose lanes are rows: for each k in ascending
+// order, one vector with element k of Lanes(d) rows. That is a transpose in registers; it lets a
+// weight [out][in] be multiplied with the outputs in the lanes, so that no sum is split over lanes.
+#if defined(ULLAGE_CPU_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ULLAGE_CPU_COLUMNS_INL_H_
+#undef ULLAGE_CPU_COLUMNS_INL_H_
+#else
+#define ULLAGE_CPU_COLUMNS_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstring>
+
+#include "cpu/dequant.h"
+#include "cpu/element.h"
+#include "cpu/lanes-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ullage::cpu::HWY_NAMESPACE {
+
+// Element k of a row.
+template <class T>
+HWY_INLINE Compute<T> element_at(const T* row, int64_t k) {
+  return widen(row[k]);
+}
+HWY_INLINE float element_at(const Q8_0Block* row, int64_t k) { return decode_element(row, k); }
+HWY_INLINE float element_at(const Q4_0Block* row, int64_t k) { return decode_element(row, k); }
+HWY_INLINE float element_at(const Q4_1Block* row, int64_t k) { return decode_element(row, k); }
+
+// Row `row` of a matrix with `stride` elements between rows.
+template <class T>
+HWY_INLINE const T* row_at(const T* base, int64_t row, int64_t stride) {
+  constexpr int64_t kElements = std::is_class_v<T> && sizeof(T) > 2 ? kQuantBlock : 1;
+  return base + row * (stride / kElements);
+}
+
+#if HWY_TARGET != HWY_SCALAR
+
+// Transposes 4x4 words (2x2 double words) inside each 128-bit block of v[0..3] (v[0..1]): block b
+// of v[j] becomes word P * b + j of each of the P rows.
+template <class D, size_t kWord = sizeof(hn::TFromD<D>)>
+HWY_INLINE void transpose_in_blocks(D d, hn::Vec<D>* v) {
+  if constexpr (kWord == 8) {
+    const auto t0 = hn::InterleaveLower(d, v[0], v[1]);
+    v[1] = hn::InterleaveUpper(d, v[0], v[1]);
+    v[0] = t0;
+  } else {
+    const hn::RepartitionToWide<D> wide;
+    const auto t0 = hn::BitCast(wide, hn::InterleaveLower(d, v[0], v[1]));
+    const auto t1 = hn::BitCast(wide, hn::InterleaveUpper(d, v[0], v[1]));
+    const auto t2 = hn::BitCast(wide, hn::InterleaveLower(d, v[2], v[3]));
+    const auto t3 = hn::BitCast(wide, hn::InterleaveUpper(d, v[2], v[3]));
+    v[0] = hn::BitCast(d, hn::InterleaveLower(wide, t0, t2));
+    v[1] = hn::BitCast(d, hn::InterleaveUpper(wide, t0, t2));
+    v[2] = hn::BitCast(d, hn::InterleaveLower(wide, t1, t3));
+    v[3] = hn::BitCast(d, hn::InterleaveUpper(wide, t1, t3));
+  }
+}
+
+// v[i] holds words [0, N) of row i; on return v[j] holds word j of rows [0, N), N = Lanes(d).
+template <class D>
+HWY_INLINE void transpose_square(D d, hn::Vec<D>* v) {
+  using V = hn::Vec<D>;
+  constexpr int64_t kLanes = kLanesOf<D>;
+  constexpr int64_t kPerBlock = 16 / static_cast<int64_t>(sizeof(hn::TFromD<D>));
+  constexpr int64_t kBlocks = kLanes / kPerBlock;
+  HWY_UNROLL(4)
+  for (int64_t g = 0; g < kBlocks; ++g) transpose_in_blocks(d, v + g * kPerBlock);
+  // Now block b of v[P * g + j] is word P * b + j of rows [P * g, P * g + P): transpose the blocks
+  // of v[P * g + j] over g, for each j.
+  if constexpr (kBlocks == 2) {
+    HWY_UNROLL(4)
+    for (int64_t j = 0; j < kPerBlock; ++j) {
+      const V low = v[j], high = v[kPerBlock + j];
+      v[j] = hn::ConcatLowerLower(d, high, low);
+      v[kPerBlock + j] = hn::ConcatUpperUpper(d, high, low);
+    }
+  } else if constexpr (kBlocks == 4) {
+    HWY_UNROLL(4)
+    for (int64_t j = 0; j < kPerBlock; ++j) {
+      V* const w = v + j;
+      const V a = w[0], b = w[kPerBlock], c = w[2 * kPerBlock], e = w[3 * kPerBlock];
+      const V a01c01 = hn::ConcatLowerLower(d, c, a), a23c23 = hn::ConcatUpperUpper(d, c, a);
+      const V b01e01 = hn::ConcatLowerLower(d, e, b), b23e23 = hn::ConcatUpperUpper(d, e, b);
+      w[0] = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(b01e01), a01c01);
+      w[kPerBlock] = hn::OddEvenBlocks(b01e01, hn::SwapAdjacentBlocks(a01c01));
+      w[2 * kPerBlock] = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(b23e23), a23c23);
+      w[3 * kPerBlock] = hn::OddEvenBlocks(b23e23, hn::SwapAdjacentBlocks(a23c23));
+    }
+  }
+}
+
+// Block b is the 16 bytes at rows[b * step] + offset.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> load_blocks(D d, const T* const* rows, int64_t step, int64_t offset) {
+  if constexpr (kLanesOf<D> * sizeof(hn::TFromD<D>) == 16) {
+    return hn::LoadU(d, reinterpret_cast<const hn::TFromD<D>*>(
+                            reinterpret_cast<const uint8_t*>(rows[0]) + offset));
+  } else {
+    const hn::Half<D> half;
+    const int64_t upper = kLanesOf<decltype(half)> / 4 * step;
+    return hn::Combine(d, load_blocks(half, rows + upper, step, offset),
+                       load_blocks(half, rows, step, offset));
+  }
+}
+
+// How far ahead of a tile its rows are prefetched: past what the fill buffers of one core have in
+// flight.
+inline constexpr int64_t kPrefetchBytes = 512;
+
+// One tile of kStep consecutive k: sink(k + i, vector) for i in [0, kStep), ascending.
+template <class D, class T>
+struct ColumnTile {
+  static constexpr int64_t kLanes = kLanesOf<D>;
+  using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+  static constexpr int64_t kPerWord = sizeof(Word) / sizeof(T);
+  static constexpr int64_t kStep = kLanes * kPerWord;  // one cache line of each row where N = 16
+
+  template <class Sink>
+  static HWY_INLINE void read(D d, const T* const* rows, int64_t k, Sink& sink) {
+    const hn::Rebind<Word, D> dw;
+    hn::Vec<decltype(dw)> w[kLanes];
+    HWY_UNROLL(16)
+    for (int64_t i = 0; i < kLanes; ++i) {
+      w[i] = hn::LoadU(dw, reinterpret_cast<const Word*>(rows[i] + k));
+      hwy::Prefetch(reinterpret_cast<const char*>(rows[i] + k) + kPrefetchBytes);
+    }
+    transpose_square(dw, w);
+    HWY_UNROLL(16)
+    for (int64_t i = 0; i < kLanes; ++i) {
+      if constexpr (std::is_same_v<T, BF16>) {
+        sink(k + 2 * i, hn::BitCast(d, hn::ShiftLeft<16>(w[i])));
+        sink(k + 2 * i + 1, hn::BitCast(d, hn::And(w[i], hn::Set(dw, 0xffff0000u))));
+      } else if constexpr (std::is_same_v<T, F16>) {
+        sink(k + 2 * i, widen_f16(d, w[i]));
+        sink(k + 2 * i + 1, widen_f16(d, hn::ShiftRight<16>(w[i])));
+      } else {
+        sink(k + i, hn::BitCast(d, w[i]));
+      }
+    }
+  }
+
+  // The float16 in the low half of each word.
+  template <class W>
+  static HWY_INLINE hn::Vec<D> widen_f16(D d, W words) {
+#if ULLAGE_CPU_EMULATES_F16
+    HWY_ALIGN uint32_t bits[kLanes];
+    HWY_ALIGN float lanes[kLanes];
+    hn::Store(words, hn::Rebind<uint32_t, D>(), bits);
+    for (int64_t i = 0; i < kLanes; ++i) lanes[i] = F16{static_cast<uint16_t>(bits[i])}.to_float();
+    return hn::Load(d, lanes);
+#else
+    const hn::Rebind<hwy::float16_t, D> d16;
+    const hn::Rebind<uint16_t, D> du16;
+    return hn::PromoteTo(d, hn::BitCast(d16, hn::TruncateTo(du16, words)));
+#endif
+  }
+};
+
+// Sixteen adjacent bytes of each row, transposed: w[j] holds word j of rows [0, N).
+template <class D, class T>
+HWY_INLINE void load_words(D d, const T* const* rows, int64_t offset, hn::Vec<D>* w) {
+  HWY_UNROLL(4)
+  for (int64_t r = 0; r < 4; ++r) w[r] = load_blocks(d, rows + r, 4, offset);
+  transpose_in_blocks(d, w);
+}
+
+// The float16 at byte `offset` of each row.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> load_scales(D d, const T* const* rows, int64_t offset) {
+  HWY_ALIGN F16 lanes[kLanesOf<D>];
+  for (int64_t i = 0; i < kLanesOf<D>; ++i) {
+    std::memcpy(&lanes[i], reinterpret_cast<const uint8_t*>(rows[i]) + offset, sizeof(F16));
+  }
+  return load_lanes(d, lanes);
+}
+
+template <class D>
+struct ColumnTile<D, Q8_0Block> {
+  static constexpr int64_t kStep = kQuantBlock;
+
+  template <class Sink>
+  static HWY_INLINE void read(D d, const Q8_0Block* const* rows, int64_t k, Sink& sink) {
+    const hn::Rebind<int32_t, D> di;
+    const int64_t block = bytes_of(ElementType::kQ8_0, k);
+    const auto scale = load_scales(d, rows, block);
+    for (int64_t half = 0; half < 2; ++half) {
+      hn::Vec<decltype(di)> w[4];
+      load_words(di, rows, block + 2 + half * 16, w);
+      HWY_UNROLL(4)
+      for (int64_t j = 0; j < 4; ++j) {
+        const int64_t at = k + 16 * half + 4 * j;
+        const auto emit = [&](int64_t i, auto q) HWY_ATTR {
+          sink(at + i, hn::Mul(scale, hn::ConvertTo(d, hn::ShiftRight<24>(q))));
+        };
+        emit(0, hn::ShiftLeft<24>(w[j]));
+        emit(1, hn::ShiftLeft<16>(w[j]));
+        emit(2, hn::ShiftLeft<8>(w[j]));
+        emit(3, w[j]);
+      }
+    }
+  }
+};
+
+// Four-bit blocks: the sixteen bytes hold elements [0, 16) in their low halves and [16, 32) above.
+template <class D, class Block>
+struct NibbleTile {
+  static constexpr int64_t kStep = kQuantBlock;
+
+  template <class Sink>
+  static HWY_INLINE void read(D d, const Block* const* rows, int64_t k, Sink& sink) {
+    const hn::Rebind<int32_t, D> di;
+    const int64_t block = k / kQuantBlock * static_cast<int64_t>(sizeof(Block));
+    const auto scale = load_scales(d, rows, block);
+    const auto nibble = hn::Set(di, 15);
+    hn::Vec<decltype(di)> w[4];
+    load_words(di, rows, block + offsetof(Block, q), w);
+    const auto emit = [&](int64_t at, auto shifted) HWY_ATTR {
+      const auto q = hn::And(shifted, nibble);
+      if constexpr (std::is_same_v<Block, Q4_0Block>) {
+        sink(at, hn::Mul(scale, hn::ConvertTo(d, hn::Sub(q, hn::Set(di, 8)))));
+      } else {
+        const auto minimum = load_scales(d, rows, block + offsetof(Block, minimum));
+        sink(at, hn::Add(hn::Mul(scale, hn::ConvertTo(d, q)), minimum));
+      }
+    };
+    HWY_UNROLL(4)
+    for (int64_t j = 0; j < 4; ++j) {
+      emit(k + 4 * j, w[j]);
+      emit(k + 4 * j + 1, hn::ShiftRight<8>(w[j]));
+      emit(k + 4 * j + 2, hn::ShiftRight<16>(w[j]));
+      emit(k + 4 * j + 3, hn::ShiftRight<24>(w[j]));
+    }
+    HWY_UNROLL(4)
+    for (int64_t j = 0; j < 4; ++j) {
+      emit(k + 16 + 4 * j, hn::ShiftRight<4>(w[j]));
+      emit(k + 16 + 4 * j + 1, hn::ShiftRight<12>(w[j]));
+      emit(k + 16 + 4 * j + 2, hn::ShiftRight<20>(w[j]));
+      emit(k + 16 + 4 * j + 3, hn::ShiftRight<28>(w[j]));
+    }
+  }
+};
+template <class D>
+struct ColumnTile<D, Q4_0Block> : NibbleTile<D, Q4_0Block> {};
+template <class D>
+struct ColumnTile<D, Q4_1Block> : NibbleTile<D, Q4_1Block> {};
+
+#endif  // HWY_TARGET != HWY_SCALAR
+
+// sink(k, vector) for each k in [k0, k0 + count), ascending: lane l is element k of row l of the
+// matrix at `base`. Lanes from `valid` on repeat the last valid row; the caller drops them.
+template <class D, class T, class Sink>
+HWY_INLINE void read_columns(D d, const T* base, int64_t stride, int64_t valid, int64_t k0,
+                             int64_t count, Sink& sink) {
+  constexpr int64_t kLanes = kLanesOf<D>;
+  const T* rows[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) rows[i] = row_at(base, std::min(i, valid - 1), stride);
+  int64_t k = k0;
+#if HWY_TARGET != HWY_SCALAR
+  using Tile = ColumnTile<D, T>;
+  for (; k + Tile::kStep <= k0 + count; k += Tile::kStep) Tile::read(d, rows, k, sink);
+#endif
+  for (; k < k0 + count; ++k) {
+    HWY_ALIGN hn::TFromD<D> lanes[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) lanes[i] = element_at(rows[i], k);
+    sink(k, hn::Load(d, lanes));
+  }
+}
+
+}  // namespace ullage::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,425 @@
+// The product kernels, once per Highway target. After GotoBLAS (Goto and van de Geijn 2008,
+// https://doi.org/10.1145/1356052.1356053) with the roles of the caches turned round: a panel of A
+// (8 rows x 256 k, 8 KiB) stays in the first-level cache while panels of B (256 k x 3 vectors)
+// stream from the second, 3 vectors for 24 multiply-adds.
+#if defined(ULLAGE_CPU_PRODUCT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ULLAGE_CPU_PRODUCT_INL_H_
+#undef ULLAGE_CPU_PRODUCT_INL_H_
+#else
+#define ULLAGE_CPU_PRODUCT_INL_H_
+#endif
+
+#include <array>
+#include <cstddef>
+#include <numeric>
+#include <utility>
+
+#include "cpu/columns-inl.h"
+#include "cpu/lanes-inl.h"
+#include "cpu/product.h"
+#include "cpu/product_plan.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ullage::cpu::HWY_NAMESPACE {
+
+// The register tile: kTileRows rows of C x kTileVecs vectors of its columns. A multiply-add takes 4
+// cycles and one (512 bits) starts every cycle, so at least 4 sums must be in flight; loads per
+// multiply-add fall with both sides. With 32 registers: 8 x 3 sums + 3 of B + 1 of A = 28. With 16:
+// 4 x 3 + 3 + 1 = 16.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON
+inline constexpr int64_t kTileRows = 8;
+#else
+inline constexpr int64_t kTileRows = 4;
+#endif
+inline constexpr int64_t kTileVecs = 3;
+
+// How a tile's sums meet C.
+enum class Meet : uint8_t {
+  kStore,     // the sum starts at 0 and is stored
+  kAdd,       // the sum starts at 0 and is added to C
+  kContinue,  // the sum starts at C and is stored
+};
+
+// C [kRows][kVecs vectors] meets sum over k < depth of A(row, k) * B(k, vector). A is packed
+// [depth][a_step], B is [depth][b_step].
+template <class D, int64_t kRows, int64_t kVecs, class T = hn::TFromD<D>>
+void multiply_tile(const T* HWY_RESTRICT a, int64_t a_step, const T* HWY_RESTRICT b, int64_t b_step,
+                   int64_t depth, T* HWY_RESTRICT c, int64_t c_stride, Meet meet) {
+  const D d;
+  using V = hn::Vec<D>;
+  constexpr int64_t kLanes = kLanesOf<D>;
+  constexpr int64_t kRowsAhead = 8;  // packed panels follow one another: this runs on into the next
+  V sum[kRows][kVecs];
+  HWY_UNROLL(8)
+  for (int64_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(3)
+    for (int64_t v = 0; v < kVecs; ++v) {
+      if (meet == Meet::kContinue) {
+        sum[r][v] = hn::LoadU(d, c + r * c_stride + v * kLanes);
+      } else {
+        hwy::Prefetch(c + r * c_stride + v * kLanes);
+        sum[r][v] = hn::Zero(d);
+      }
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    V columns[kVecs];
+    HWY_UNROLL(3)
+    for (int64_t v = 0; v < kVecs; ++v) {
+      columns[v] = hn::LoadU(d, b + v * kLanes);
+      hwy::Prefetch(b + kRowsAhead * b_step + v * kLanes);
+    }
+    HWY_UNROLL(8)
+    for (int64_t r = 0; r < kRows; ++r) {
+      const V row = hn::Set(d, a[r]);
+      HWY_UNROLL(3)
+      for (int64_t v = 0; v < kVecs; ++v) sum[r][v] = fma(d, row, columns[v], sum[r][v]);
+    }
+    a += a_step;
+    b += b_step;
+  }
+  HWY_UNROLL(8)
+  for (int64_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(3)
+    for (int64_t v = 0; v < kVecs; ++v) {
+      T* const at = c + r * c_stride + v * kLanes;
+      hn::StoreU(meet == Meet::kAdd ? hn::Add(hn::LoadU(d, at), sum[r][v]) : sum[r][v], d, at);
+    }
+  }
+}
+
+template <class T>
+using TileFunction = void (*)(const T*, int64_t, const T*, int64_t, int64_t, T*, int64_t, Meet);
+
+// kTiles[(rows - 1) * kTileVecs + vecs - 1].
+template <class D, class T, size_t... kIndex>
+constexpr std::array<TileFunction<T>, sizeof...(kIndex)> tile_table(
+    std::index_sequence<kIndex...>) {
+  return {multiply_tile<D, kIndex / kTileVecs + 1, kIndex % kTileVecs + 1>...};
+}
+template <class D, class T = hn::TFromD<D>>
+inline constexpr auto kTiles = tile_table<D, T>(std::make_index_sequence<kTileRows * kTileVecs>());
+
+// An operand seen from its lanes (rows of A, columns of B), which the product runs along k.
+struct LaneOperand {
+  const void* data;
+  ElementType type;
+  int64_t lane_stride;
+  int64_t k_stride;
+
+  bool lies_along_k() const { return k_stride == 1 && lane_stride != 1; }
+};
+
+// Calls visit(pointer to the operand's element type) for the types that accumulate in T.
+template <class T, class Visit>
+HWY_INLINE void visit_elements(const LaneOperand& operand, Visit visit) {
+  if constexpr (std::is_same_v<T, double>) {
+    visit(static_cast<const double*>(operand.data));
+  } else {
+    switch (operand.type) {
+      case ElementType::kF64:
+        return;
+      case ElementType::kF32:
+        return visit(static_cast<const float*>(operand.data));
+      case ElementType::kBF16:
+        return visit(static_cast<const BF16*>(operand.data));
+      case ElementType::kF16:
+        return visit(static_cast<const F16*>(operand.data));
+      case ElementType::kQ8_0:
+        return visit(static_cast<const Q8_0Block*>(operand.data));
+      case ElementType::kQ4_0:
+        return visit(static_cast<const Q4_0Block*>(operand.data));
+      case ElementType::kQ4_1:
+        return visit(static_cast<const Q4_1Block*>(operand.data));
+    }
+  }
+}
+
+template <class D>
+struct StoreColumns {
+  hn::TFromD<D>* to;
+  int64_t step;
+
+  HWY_INLINE void operator()(int64_t, hn::Vec<D> column) {
+    hn::Store(column, D(), to);
+    to += step;
+  }
+};
+
+// Lanes [lane0, lane0 + n_lanes) for k in [k0, k0 + depth), widened, to panels of `width` lanes:
+// [panel][depth][width], the last panel narrowed to a multiple of `granule`. Lanes past n_lanes
+// hold anything: they are columns or rows of C that nobody stores.
+template <class D>
+void pack_panels(D d, const LaneOperand& operand, int64_t lane0, int64_t n_lanes, int64_t k0,
+                 int64_t depth, int64_t width, int64_t granule, hn::TFromD<D>* to) {
+  constexpr int64_t kLanes = kLanesOf<D>;
+  using T = hn::TFromD<D>;
+  visit_elements<T>(operand, [&](const auto* base) HWY_ATTR {
+    if (operand.lies_along_k()) {
+      for (int64_t lane = 0; lane < n_lanes; lane += kLanes) {
+        const int64_t panel = lane / width * width;
+        const int64_t step = std::min(width, round_up(n_lanes - panel, granule));
+        StoreColumns<D> store{to + panel * depth + (lane - panel), step};
+        read_columns(d, row_at(base, lane0 + lane, operand.lane_stride), operand.lane_stride,
+                     std::min(kLanes, n_lanes - lane), k0, depth, store);
+      }
+      return;
+    }
+    using Element = std::remove_cv_t<std::remove_pointer_t<decltype(base)>>;
+    if constexpr (!std::is_class_v<Element> || sizeof(Element) == 2) {  // blocks lie along k
+      // A row of lanes is short against a page: ask for the rows to come.
+      constexpr int64_t kRowsAhead = 6;
+      for (int64_t k = 0; k < depth; ++k) {
+        const Element* const row = base + (k0 + k) * operand.k_stride + lane0 * operand.lane_stride;
+        for (int64_t panel = 0; panel < n_lanes; panel += width) {
+          const int64_t step = std::min(width, round_up(n_lanes - panel, granule));
+          T* const at = to + panel * depth + k * step;
+          for (int64_t lane = 0; lane < step; lane += kLanes) {
+            const Element* const from = row + panel + lane;
+            const int64_t valid = n_lanes - panel - lane;
+            if (k + kRowsAhead < depth) hwy::Prefetch(from + kRowsAhead * operand.k_stride);
+            hn::Store(valid >= kLanes ? load_lanes(d, from) : load_lanes(d, from, valid, T(0)), d,
+                      at + lane);
+          }
+        }
+      }
+    }
+  });
+}
+
+// All `rows` <= kTileRows rows of A, unpadded: [depth][rows].
+template <class T>
+void pack_few_rows(const LaneOperand& a, int64_t rows, int64_t k0, int64_t depth, T* to) {
+  visit_elements<T>(a, [&](const auto* base) {
+    using Element = std::remove_cv_t<std::remove_pointer_t<decltype(base)>>;
+    if constexpr (!std::is_class_v<Element> || sizeof(Element) == 2) {
+      for (int64_t r = 0; r < rows; ++r) {
+        const Element* const row = base + r * a.lane_stride + k0 * a.k_stride;
+        for (int64_t k = 0; k < depth; ++k) to[k * rows + r] = widen(row[k * a.k_stride]);
+      }
+    }
+  });
+}
+
+// sum[r] += A(r, k) * column, A packed [k][kRows].
+template <class D, int64_t kRows>
+struct MultiplyColumns {
+  const hn::TFromD<D>* a;
+  hn::Vec<D> sum[kRows];
+
+  HWY_INLINE void operator()(int64_t, hn::Vec<D> column) {
+    const D d;
+    HWY_UNROLL(8)
+    for (int64_t r = 0; r < kRows; ++r) sum[r] = fma(d, hn::Set(d, a[r]), column, sum[r]);
+    a += kRows;
+  }
+};
+
+template <class T>
+struct Product {
+  using D = hn::ScalableTag<T>;
+  using RowTag = hn::CappedTag<T, kTileRows>;  // packs A: vectors no wider than a tile
+  static constexpr int64_t kLanes = kLanesOf<D>;
+  static constexpr int64_t kTileColumns = kTileVecs * kLanes;
+  static constexpr ElementType kElement =
+      std::is_same_v<T, double> ? ElementType::kF64 : ElementType::kF32;
+
+  ProductShape shape;
+  LaneOperand a, b;
+  T* c;
+  int64_t c_stride;
+  bool accumulate;
+  SumOrder order;
+  ProductPlan plan;
+  T* stationary;
+  std::byte* streams;  // kStreamBytes for each worker
+
+  // The stationary piece in hand.
+  int64_t lane0 = 0, n_lanes = 0, k0 = 0, n_k = 0;
+  int64_t stream_lanes = 0;
+
+  bool has_few_rows() const { return plan.a_is_stationary && shape.m <= kTileRows; }
+  int64_t a_step() const { return has_few_rows() ? shape.m : kTileRows; }
+  T* stream_of(int worker) const { return reinterpret_cast<T*>(streams + worker * kStreamBytes); }
+  int64_t depth_at(int64_t k) const { return std::min(kProductKBlock, k0 + n_k - k); }
+
+  // Where the block of k that starts at k0 + offset is packed.
+  T* stationary_at(int64_t k) const { return stationary + plan.stationary_lanes * (k - k0); }
+
+  Meet meet_at(int64_t k) const {
+    if (k == 0 && !accumulate) return Meet::kStore;
+    return order == SumOrder::kBlocks ? Meet::kAdd : Meet::kContinue;
+  }
+
+  // One block of k of the stationary operand: lanes [from, from + count) of the piece.
+  void pack_stationary(int64_t from, int64_t count, int64_t k) const {
+    T* const to = stationary_at(k);
+    const int64_t depth = depth_at(k);
+    if (has_few_rows()) {
+      pack_few_rows(a, shape.m, k, depth, to);
+    } else if (plan.a_is_stationary) {
+      pack_panels(RowTag(), a, lane0 + from, count, k, depth, kTileRows, kTileRows,
+                  to + from * depth);
+    } else {
+      pack_panels(D(), b, lane0 + from, count, k, depth, kTileColumns, kLanes, to + from * depth);
+    }
+  }
+
+  // C [rows][columns] at `at` meets the product of packed panels.
+  void multiply_panels(const T* a_panels, int64_t rows, const T* b_panels, int64_t columns,
+                       int64_t depth, T* at, Meet meet) const {
+    for (int64_t row = 0; row < rows; row += kTileRows) {
+      const int64_t tile_rows = std::min(kTileRows, rows - row);
+      for (int64_t column = 0; column < columns; column += kTileColumns) {
+        const int64_t width = std::min(kTileColumns, columns - column);
+        multiply_one(a_panels + row * depth, tile_rows, b_panels + column * depth,
+                     std::min(kTileColumns, round_up(width, kLanes)), width, depth,
+                     at + row * c_stride + column, meet);
+      }
+    }
+  }
+
+  // One tile, `width` columns wide; at C's right edge the last vector is partial.
+  void multiply_one(const T* a_panel, int64_t rows, const T* b_panel, int64_t b_step, int64_t width,
+                    int64_t depth, T* at, Meet meet) const {
+    const int64_t vecs = (width + kLanes - 1) / kLanes;
+    const TileFunction<T> tile = kTiles<D>[(rows - 1) * kTileVecs + vecs - 1];
+    if (width % kLanes == 0) {
+      tile(a_panel, a_step(), b_panel, b_step, depth, at, c_stride, meet);
+      return;
+    }
+    HWY_ALIGN T edge[kTileRows * kTileColumns] = {};
+    if (meet != Meet::kStore) {
+      for (int64_t r = 0; r < rows; ++r) {
+        std::copy_n(at + r * c_stride, width, edge + r * kTileColumns);
+      }
+    }
+    tile(a_panel, a_step(), b_panel, b_step, depth, edge, kTileColumns, meet);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(edge + r * kTileColumns, width, at + r * c_stride);
+    }
+  }
+
+  // A stationary: columns [from, from + count) of C.
+  void stream_columns(int64_t from, int64_t count, int worker) const {
+    if (has_few_rows() && b.lies_along_k()) {
+      multiply_rows_of_b(from, count);
+      return;
+    }
+    // With few rows, whole vectors of B are as good where they lie as packed.
+    const bool in_place = has_few_rows() && b.lane_stride == 1 && b.type == kElement;
+    const int64_t n_in_place = in_place ? count / kLanes * kLanes : 0;
+    T* const panels = stream_of(worker);
+    for (int64_t k = k0; k < k0 + n_k; k += kProductKBlock) {
+      const int64_t depth = depth_at(k);
+      T* const at = c + lane0 * c_stride + from;
+      for (int64_t column = 0; column < n_in_place; column += kTileColumns) {
+        multiply_one(stationary_at(k), shape.m,
+                     static_cast<const T*>(b.data) + k * b.k_stride + from + column, b.k_stride,
+                     std::min(kTileColumns, n_in_place - column), depth, at + column, meet_at(k));
+      }
+      if (n_in_place == count) continue;
+      pack_panels(D(), b, from + n_in_place, count - n_in_place, k, depth, kTileColumns, kLanes,
+                  panels);
+      multiply_panels(stationary_at(k), n_lanes, panels, count - n_in_place, depth, at + n_in_place,
+                      meet_at(k));
+    }
+  }
+
+  // B stationary: rows [from, from + count) of C. Columns go by in pieces that the second-level
+  // cache holds beside the packed rows.
+  void stream_rows(int64_t from, int64_t count, int worker) const {
+    T* const panels = stream_of(worker);
+    for (int64_t k = k0; k < k0 + n_k; k += kProductKBlock) {
+      const int64_t depth = depth_at(k);
+      pack_panels(RowTag(), a, from, count, k, depth, kTileRows, kTileRows, panels);
+      const int64_t piece = plan.stream_lanes_max / kTileColumns * kTileColumns;
+      for (int64_t column = 0; column < n_lanes; column += piece) {
+        multiply_panels(panels, count, stationary_at(k) + column * depth,
+                        std::min(piece, n_lanes - column), depth,
+                        c + from * c_stride + lane0 + column, meet_at(k));
+      }
+    }
+  }
+
+  // A few rows of A times rows of B that lie along k: B is read once, where it lies, and never
+  // stored.
+  void multiply_rows_of_b(int64_t from, int64_t count) const {
+    using Function = void (Product::*)(int64_t, int64_t) const;
+    constexpr auto kFunctions = []<size_t... kIndex>(std::index_sequence<kIndex...>) {
+      return std::array<Function, kTileRows>{&Product::multiply_rows_of_b<kIndex + 1>...};
+    }(std::make_index_sequence<kTileRows>());
+    (this->*kFunctions[shape.m - 1])(from, count);
+  }
+
+  template <int64_t kRows>
+  void multiply_rows_of_b(int64_t from, int64_t count) const {
+    const D d;
+    visit_elements<T>(b, [&](const auto* base) HWY_ATTR {
+      for (int64_t column = from; column < from + count; column += kLanes) {
+        const int64_t valid = std::min(kLanes, from + count - column);
+        for (int64_t k = k0; k < k0 + n_k; k += kProductKBlock) {
+          const Meet meet = meet_at(k);
+          HWY_ALIGN T old[kRows][kLanes] = {};
+          if (meet != Meet::kStore) {
+            for (int64_t r = 0; r < kRows; ++r) {
+              std::copy_n(c + r * c_stride + column, valid, old[r]);
+            }
+          }
+          MultiplyColumns<D, kRows> multiply{stationary_at(k), {}};
+          HWY_UNROLL(8)
+          for (int64_t r = 0; r < kRows; ++r) {
+            multiply.sum[r] = meet == Meet::kContinue ? hn::Load(d, old[r]) : hn::Zero(d);
+          }
+          read_columns(d, row_at(base, column, b.lane_stride), b.lane_stride, valid, k, depth_at(k),
+                       multiply);
+          HWY_UNROLL(8)
+          for (int64_t r = 0; r < kRows; ++r) {
+            if (meet == Meet::kAdd) multiply.sum[r] = hn::Add(hn::Load(d, old[r]), multiply.sum[r]);
+            hn::Store(multiply.sum[r], d, old[r]);
+            std::copy_n(old[r], valid, c + r * c_stride + column);
+          }
+        }
+      }
+    });
+  }
+
+  // Lanes of the streamed operand that one task takes: about four tasks a thread, whole tiles.
+  int64_t task_lanes(int64_t lanes, int n_threads) const {
+    const int64_t tile = plan.a_is_stationary ? kTileColumns : kTileRows;
+    const int64_t most = plan.stream_lanes_max / tile * tile;
+    return std::min(most, round_up((lanes + 4 * n_threads - 1) / (4 * n_threads), tile));
+  }
+
+  void run(WorkerPool& pool) {
+    const int64_t stationary_total = plan.a_is_stationary ? shape.m : shape.n;
+    const int64_t stream_total = plan.a_is_stationary ? shape.n : shape.m;
+    stream_lanes = task_lanes(stream_total, pool.n_threads());
+    // A multiple of either tile, so that a panel is packed by one task.
+    constexpr int64_t kPackLanes = 2 * std::lcm(kTileColumns, kTileRows);
+    for (lane0 = 0; lane0 < stationary_total; lane0 += plan.stationary_lanes) {
+      n_lanes = std::min(plan.stationary_lanes, stationary_total - lane0);
+      const int64_t pieces = (n_lanes + kPackLanes - 1) / kPackLanes;
+      for (k0 = 0; k0 < shape.k; k0 += plan.stationary_k) {
+        n_k = std::min(plan.stationary_k, shape.k - k0);
+        const int64_t blocks = (n_k + kProductKBlock - 1) / kProductKBlock;
+        pool.run(blocks * pieces, [&](int64_t task, int) {
+          const int64_t from = task % pieces * kPackLanes;
+          pack_stationary(from, std::min(kPackLanes, n_lanes - from),
+                          k0 + task / pieces * kProductKBlock);
+        });
+        pool.run((stream_total + stream_lanes - 1) / stream_lanes, [&](int64_t task, int worker) {
+          const int64_t from = task * stream_lanes;
+          const int64_t count = std::min(stream_lanes, stream_total - from);
+          plan.a_is_stationary ? stream_columns(from, count, worker)
+                               : stream_rows(from, count, worker);
+        });
+      }
+    }
+  }
+};
+
+}  // namespace ullage::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
