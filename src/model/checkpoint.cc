@@ -3,11 +3,13 @@
 #include <system_error>
 #include <utility>
 
+#include "model/config_gguf.h"
 #include "model/config_json.h"
+#include "model/gguf.h"
+#include "model/mapped_file.h"
 #include "model/model_weights.h"
 #include "model/safetensors_folder.h"
 #include "model/tensor_names.h"
-#include "model/text.h"
 
 namespace ullage::model {
 
@@ -18,19 +20,38 @@ struct Checkpoint::State {
   ModelWeights weights;
 
   Status open_folder(const std::filesystem::path& folder);
+  Status open_gguf(const std::filesystem::path& path);
+  Status find(Config read, const TensorNames& names, std::string_view origin);
 };
 
 Status Checkpoint::State::open_folder(const std::filesystem::path& folder) {
   const auto config_path = folder / "config.json";
   const auto config_file = MappedFile::open(config_path);
   if (!config_file) return config_file.status();
-  auto read_config = parse_config_json(config_file->text(), config_path.string());
-  if (!read_config) return read_config.status();
-  config = *std::move(read_config);
+  auto read = parse_config_json(config_file->text(), config_path.string());
+  if (!read) return read.status();
   auto opened = open_safetensors_folder(folder);
   if (!opened) return opened.status();
   stored = *std::move(opened);
-  auto found = find_weights(config, kHuggingFaceNames, stored, folder.string());
+  return find(*std::move(read), kHuggingFaceNames, folder.string());
+}
+
+Status Checkpoint::State::open_gguf(const std::filesystem::path& path) {
+  const std::string origin = path.string();
+  auto file = MappedFile::open(path);
+  if (!file) return file.status();
+  auto gguf = read_gguf(file->bytes(), origin);
+  if (!gguf) return gguf.status();
+  auto read = config_from_gguf(*gguf, origin);
+  if (!read) return read.status();
+  stored.files.push_back(*std::move(file));
+  stored.tensors = std::move(gguf->tensors);
+  return find(*std::move(read), kGgufNames, origin);
+}
+
+Status Checkpoint::State::find(Config read, const TensorNames& names, std::string_view origin) {
+  config = std::move(read);
+  auto found = find_weights(config, names, stored, origin);
   if (!found) return found.status();
   weights = *std::move(found);
   return kModelOk;
@@ -41,10 +62,9 @@ Result<Checkpoint> Checkpoint::open(const std::filesystem::path& path) {
   // "folder/" is named as "folder" is.
   state->name = (path.has_filename() ? path : path.parent_path()).filename().string();
   std::error_code ignored;
-  if (!std::filesystem::is_directory(path, ignored)) {
-    return {kModelUnreadable, in_quotes(path.string()) + " is not a folder"};
-  }
-  if (Status status = state->open_folder(path); !status.ok()) return status;
+  Status status = std::filesystem::is_directory(path, ignored) ? state->open_folder(path)
+                                                               : state->open_gguf(path);
+  if (!status.ok()) return status;
   return Checkpoint(std::move(state));
 }
 

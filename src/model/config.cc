@@ -19,6 +19,13 @@ std::string_view name_of(Family family) {
   return "";
 }
 
+std::optional<Family> family_named(std::string_view name) {
+  for (const Family family : {Family::kLlama, Family::kQwen2, Family::kQwen3}) {
+    if (name == name_of(family)) return family;
+  }
+  return {};
+}
+
 int64_t Config::n_parameters() const {
   const int64_t q_rows = h_q * d_head;
   const int64_t kv_rows = h_kv * d_head;

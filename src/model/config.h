@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,7 @@ namespace ullage::model {
 enum class Family { kLlama, kQwen2, kQwen3 };
 
 std::string_view name_of(Family family);
+std::optional<Family> family_named(std::string_view name);
 
 // Llama 3's frequency scaling (https://arxiv.org/abs/2407.21783, and the reference code that came
 // with it).

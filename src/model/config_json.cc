@@ -36,13 +36,6 @@ const JsonValue* object_at(const JsonValue& root, std::string_view key, FieldRea
   return is_object ? value : nullptr;
 }
 
-std::optional<Family> family_of(std::string_view model_type) {
-  for (const Family family : {Family::kLlama, Family::kQwen2, Family::kQwen3}) {
-    if (model_type == name_of(family)) return family;
-  }
-  return {};
-}
-
 // One id, a list of ids, or none.
 std::vector<int64_t> token_ids(const JsonValue& root, std::string_view key, FieldReader& fields) {
   const JsonValue* value = root.find(key);
@@ -137,7 +130,7 @@ Result<Config> parse_config_json(std::string_view text, std::string_view origin)
       root, inner != nullptr ? fmt::format("{}: text_config", origin) : std::string(origin));
 
   Config config;
-  const auto family = family_of(fields.text("model_type"));
+  const auto family = family_named(fields.text("model_type"));
   fields.require(family.has_value(), "model_type", "llama, qwen2 and qwen3 are read",
                  kModelArchitecture);
   if (!fields.ok()) return fields.status();
