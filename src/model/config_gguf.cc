@@ -14,7 +14,6 @@
 namespace ullage::model {
 namespace {
 
-constexpr std::string_view kRopeFactors = "rope_freqs.weight";
 constexpr int64_t kNoToken = 0xffffffff;  // how an id that is none is written in 32 bits
 
 // An array of per-layer numbers that are all the same is that number.
@@ -58,13 +57,13 @@ Status read_rope(const GgufFile& file, FieldReader& fields, std::string_view arc
     const bool unscaled = fields.has(scaling) || fields.positive(key(name), 1) == 1;
     fields.require(unscaled, key(name), "1 is read");
   }
-  const StoredTensor* factors = find_tensor(file, kRopeFactors);
+  const StoredTensor* factors = find_tensor(file, kGgufRopeFactors);
   if (factors == nullptr) return kModelOk;
   if (factors->type.element != ElementType::kF32 ||
       factors->shape != std::vector{config.d_head / 2}) {
     return {kModelTensorMissing,
             fmt::format("{}: tensor '{}' is {} {}; F32 [{}], half of a head, is read", origin,
-                        kRopeFactors, factors->type.name, describe_shape(factors->shape),
+                        kGgufRopeFactors, factors->type.name, describe_shape(factors->shape),
                         config.d_head / 2)};
   }
   config.rope_factors.resize(static_cast<size_t>(factors->elements));
@@ -73,7 +72,7 @@ Status read_rope(const GgufFile& file, FieldReader& fields, std::string_view arc
     if (!std::isfinite(factor) || factor <= 0) {
       return {kModelBadField,
               fmt::format("{}: tensor '{}' holds {}; finite numbers above 0 are read", origin,
-                          kRopeFactors, factor)};
+                          kGgufRopeFactors, factor)};
     }
   }
   return kModelOk;

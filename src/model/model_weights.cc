@@ -25,9 +25,9 @@ bool is_zero(const StoredTensor& tensor) {
 }
 
 // Left out of the forward pass, it leaves the result as it is: a bias of zeros, or a table that
-// follows from the configuration.
+// follows from the configuration or is a part of it.
 bool changes_nothing(const StoredTensor& tensor) {
-  return tensor.name.ends_with("rotary_emb.inv_freq") ||
+  return tensor.name.ends_with("rotary_emb.inv_freq") || tensor.name == kGgufRopeFactors ||
          (tensor.name.ends_with(".bias") && is_zero(tensor));
 }
 

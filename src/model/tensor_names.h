@@ -54,6 +54,9 @@ inline constexpr TensorNames kHuggingFaceNames = {
     .down = "mlp.down_proj.weight",
 };
 
+// GGUF: what divides the frequencies of Llama 3; belongs to the configuration.
+inline constexpr std::string_view kGgufRopeFactors = "rope_freqs.weight";
+
 inline constexpr TensorNames kGgufNames = {
     .prefixes = kNoPrefix,
     .head_prefixes = kNoPrefix,
