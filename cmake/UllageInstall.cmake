@@ -9,6 +9,7 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/ullage-config.cmake.in
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/ullage-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/ullage-config.cmake ${PROJECT_BINARY_DIR}/ullage-config-version.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ullage)
+file(RELATIVE_PATH ULLAGE_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/ullage.pc.in ${PROJECT_BINARY_DIR}/ullage.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/ullage.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 if(ULLAGE_BUILD_APPS)
