@@ -59,7 +59,7 @@ enum class TopKTail {
 };
 
 struct LossTerm {
-  std::string name;  // unique, not empty
+  std::string name = {};  // unique, not empty
   LossKind kind = LossKind::kCrossEntropy;
   double weight =
       1;  // of the scalar in the total; 0 reports the scalar, adds nothing to a gradient
@@ -68,7 +68,7 @@ struct LossTerm {
   // weights of the valid rows (their number without class weights); z_loss, distillation: the rows
   // counted; policy terms: see PolicyNormalizer; dpo: the pairs. A default of 0 (no rows) gives
   // loss 0 and gradients 0.
-  std::optional<double> divisor;
+  std::optional<double> divisor = {};
 
   double label_smoothing = 0;  // cross_entropy: in [0, 1], as PyTorch's cross_entropy defines it
 
@@ -123,9 +123,9 @@ struct HeadOptions {
 };
 
 struct HeadConfig {
-  std::vector<LossTerm> terms;
-  std::vector<Teacher> teachers;
-  HeadOptions options;
+  std::vector<LossTerm> terms = {};
+  std::vector<Teacher> teachers = {};
+  HeadOptions options = {};
 };
 
 }  // namespace ullage::lossk
