@@ -10,7 +10,9 @@ namespace ullage::apps {
 
 #define ULLAGE_VERBS(X) \
   X(exec)               \
-  X(functions)
+  X(functions)          \
+  X(plan)               \
+  X(probe)
 
 // Hangs the verb's subcommand on the program. Its callback runs the verb and leaves the exit code:
 // 0 when it did what was asked, 2 on an error.
