@@ -36,11 +36,17 @@ struct Stored<std::span<const double>> {
   static constexpr ValueType kType = ValueType::kFloatList;
 };
 
-inline ReturnValue to_value(bool value) { return Field(value); }
-inline ReturnValue to_value(int64_t value) { return Field(value); }
-inline ReturnValue to_value(double value) { return Field(value); }
-inline ReturnValue to_value(std::string_view value) { return Field(value); }
-inline ReturnValue to_value(StatusCode code) { return Field(int64_t{code}); }
+// Built in place: g++ 12 warns, wrongly, of an uninitialised vector where a Field is moved under
+// sanitizers.
+template <class T>
+ReturnValue field(T value) {
+  return ReturnValue(std::in_place_type<Field>, std::in_place_type<T>, value);
+}
+inline ReturnValue to_value(bool value) { return field(value); }
+inline ReturnValue to_value(int64_t value) { return field(value); }
+inline ReturnValue to_value(double value) { return field(value); }
+inline ReturnValue to_value(std::string_view value) { return field(value); }
+inline ReturnValue to_value(StatusCode code) { return field(int64_t{code}); }
 
 inline ReturnValue to_value(const lossk::CrossEntropy& r) {
   return Object{{"mean_loss", r.mean_loss},

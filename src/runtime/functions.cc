@@ -51,6 +51,7 @@ ordered_json to_json(const ReturnValue& value) {
 template <class Named>
 std::vector<std::string_view> names_of(const Named& list) {
   std::vector<std::string_view> names;
+  names.reserve(list.size());
   for (const auto& one : list) names.push_back(one.name);
   return names;
 }

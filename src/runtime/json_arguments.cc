@@ -169,23 +169,22 @@ std::variant<std::vector<Argument>, ArgumentError> parse_arguments(const Functio
                          "a JSON array: " + signature(function)};
   }
   const auto& parameters = function.parameters;
-  const auto required = static_cast<size_t>(std::count_if(
+  const auto n_required = static_cast<size_t>(std::count_if(
       parameters.begin(), parameters.end(), [](const auto& p) { return !p.default_value; }));
-  if (values.size() < required || values.size() > parameters.size()) {
-    const std::string count = required == parameters.size()
-                                  ? fmt::format("{}", required)
-                                  : fmt::format("{} to {}", required, parameters.size());
+  if (values.size() < n_required || values.size() > parameters.size()) {
+    const std::string count = n_required == parameters.size()
+                                  ? fmt::format("{}", n_required)
+                                  : fmt::format("{} to {}", n_required, parameters.size());
     return ArgumentError{"arity",
                          fmt::format("{} takes {} argument{}, got {}", function.name, count,
                                      count == "1" ? "" : "s", values.size()),
                          signature(function)};
   }
+  for (size_t i = values.size(); i < parameters.size(); ++i) {
+    values.push_back(parameters[i].default_value.value_or(0));  // there is one: i >= n_required
+  }
   std::vector<Argument> arguments;
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if (i >= values.size()) {
-      arguments.emplace_back(*parameters[i].default_value);
-      continue;
-    }
     std::variant<Argument, ArgumentError> argument = to_argument(parameters[i], values[i]);
     if (auto* error = std::get_if<ArgumentError>(&argument)) return std::move(*error);
     arguments.push_back(std::get<Argument>(std::move(argument)));

@@ -3,6 +3,8 @@
 import json
 import math
 import pathlib
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -91,6 +93,13 @@ class Functions(unittest.TestCase):
             written,
             "out of date: run `build/bin/ullage functions --markdown > docs/functions.md`",
         )
+
+    def test_the_documents_show_what_the_program_prints(self):
+        for name in ("functions.md", "residentk.md"):
+            blocks = re.findall(r"```console\n(.*?)```", (SOURCE / "docs" / name).read_text(), re.DOTALL)
+            self.assertTrue(blocks, name)
+            for command, shown in (c.split("\n", 1) for b in blocks for c in b.split("$ ullage ")[1:]):
+                self.assertEqual(ullage(*shlex.split(command)).stdout, shown)
 
     def test_version_and_help_exit_0(self):
         self.assertRegex(ullage("--version").stdout, r"^ullage \d+\.\d+\.\d+\n$")
