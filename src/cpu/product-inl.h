@@ -49,6 +49,7 @@ void multiply_tile(const T* HWY_RESTRICT a, int64_t a_step, const T* HWY_RESTRIC
   using V = hn::Vec<D>;
   constexpr int64_t kLanes = kLanesOf<D>;
   constexpr int64_t kRowsAhead = 8;  // packed panels follow one another: this runs on into the next
+  constexpr int64_t kRowsAheadOfA = 32;
   V sum[kRows][kVecs];
   HWY_UNROLL(8)
   for (int64_t r = 0; r < kRows; ++r) {
@@ -63,6 +64,7 @@ void multiply_tile(const T* HWY_RESTRICT a, int64_t a_step, const T* HWY_RESTRIC
     }
   }
   for (int64_t k = 0; k < depth; ++k) {
+    hwy::Prefetch(a + kRowsAheadOfA * a_step);
     V columns[kVecs];
     HWY_UNROLL(3)
     for (int64_t v = 0; v < kVecs; ++v) {
