@@ -122,6 +122,47 @@ void loss_products(benchmark::State& state, LossShape s, int n_threads) {
   for (int i = 0; i < 3; ++i) state.counters[names[i]] = their_best[i] / our_best[i];
 }
 
+// One to eight rows times a weight [n][k] that lies along k: a decode step. The bytes of the weight
+// over the time, beside the rate at which the same threads read the same memory.
+void few_rows(benchmark::State& state, ElementType type, int64_t m, int n_threads) {
+  const int64_t n = 32768, k = 2048;
+  const int64_t weight_bytes = bytes_of(type, n * k);
+  std::vector<uint64_t> w(static_cast<size_t>(weight_bytes / 8), 0x2c2c2c2c2c2c2c2cu);
+  const std::vector<float> x = filled<float>(m * k);
+  std::vector<float> y(static_cast<size_t>(m * n));
+  WorkerPool pool(n_threads);
+  const ProductShape shape{m, n, k};
+  const int64_t bytes = product_workspace_bytes(shape, DType::kF32, n_threads);
+  const std::unique_ptr<std::byte[], void (*)(void*)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(bytes))), std::free);
+
+  const int64_t n_pieces = 16 * n_threads, piece = static_cast<int64_t>(w.size()) / n_pieces;
+  std::vector<uint64_t> sums(static_cast<size_t>(n_pieces));
+  const auto read = [&] {
+    pool.run(n_pieces, [&](int64_t task, int) {
+      uint64_t sum[8] = {};
+      for (int64_t i = task * piece; i < (task + 1) * piece; i += 8) {
+        for (int64_t j = 0; j < 8; ++j) sum[j] += w[static_cast<size_t>(i + j)];
+      }
+      for (uint64_t s : sum) sums[static_cast<size_t>(task)] += s;
+    });
+  };
+  const auto multiply = [&] {
+    product(shape, {x.data(), ElementType::kF32, k, 1}, {w.data(), type, 1, k}, y.data(), n, false,
+            SumOrder::kBlocks, {memory.get(), static_cast<size_t>(bytes)}, pool);
+  };
+  double ours = 1e9, reading = 1e9;
+  for (auto _ : state) {
+    ours = std::min(ours, seconds_of(multiply));
+    reading = std::min(reading, seconds_of(read));
+    state.SetIterationTime(ours);
+  }
+  benchmark::DoNotOptimize(sums.data());
+  state.counters["GB/s"] = static_cast<double>(weight_bytes) / ours * 1e-9;
+  state.counters["read"] = static_cast<double>(weight_bytes) / reading * 1e-9;
+  state.counters["ratio"] = reading / ours;
+}
+
 void add_benchmarks() {
   const auto add = [](const std::string& name, auto function, LossShape shape) {
     for (int n_threads : {1, 2}) {
@@ -139,6 +180,23 @@ void add_benchmarks() {
   add("f32", loss_products<float>, {64, 4096, 32000});
   add("f32", loss_products<float>, {512, 1024, 151936});
   add("f64", loss_products<double>, {128, 576, 49152});
+
+  const std::pair<const char*, ElementType> types[] = {
+      {"f32", ElementType::kF32},   {"bf16", ElementType::kBF16}, {"f16", ElementType::kF16},
+      {"q8_0", ElementType::kQ8_0}, {"q4_0", ElementType::kQ4_0}, {"q4_1", ElementType::kQ4_1}};
+  for (const auto& [name, type] : types) {
+    for (int64_t m : {1, 4, 8}) {
+      for (int n_threads : {1, 2}) {
+        benchmark::RegisterBenchmark((std::string("rows/") + name + "/m:" + std::to_string(m) +
+                                      "/threads:" + std::to_string(n_threads))
+                                         .c_str(),
+                                     few_rows, type, m, n_threads)
+            ->UseManualTime()
+            ->Unit(benchmark::kMillisecond)
+            ->Iterations(5);
+      }
+    }
+  }
 }
 
 }  // namespace

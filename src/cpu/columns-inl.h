@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "cpu/dequant.h"
 #include "cpu/element.h"
@@ -104,38 +105,40 @@ HWY_INLINE hn::Vec<D> load_blocks(D d, const T* const* rows, int64_t step, int64
   }
 }
 
-// How far ahead of a tile its rows are prefetched: past what the fill buffers of one core have in
-// flight.
-inline constexpr int64_t kPrefetchBytes = 512;
-
-// One tile of kStep consecutive k: sink(k + i, vector) for i in [0, kStep), ascending.
+// A tile is kStep consecutive k of kGroups vectors of rows. read() calls sink(group, k + i, vector)
+// for i in [0, kStep), ascending for each group; and, because the tiles of one block of k are
+// walked row group by row group, prefetches the same k of the rows `ahead` bytes further on.
 template <class D, class T>
 struct ColumnTile {
   static constexpr int64_t kLanes = kLanesOf<D>;
   using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   static constexpr int64_t kPerWord = sizeof(Word) / sizeof(T);
-  static constexpr int64_t kStep = kLanes * kPerWord;  // one cache line of each row where N = 16
+  static constexpr int64_t kStep = kLanes * kPerWord;  // one cache line of each row with AVX-512
 
-  template <class Sink>
-  static HWY_INLINE void read(D d, const T* const* rows, int64_t k, Sink& sink) {
+  template <int64_t kGroups, class Sink>
+  static HWY_INLINE void read(D d, const T* const* rows, int64_t k, int64_t ahead, Sink& sink) {
     const hn::Rebind<Word, D> dw;
-    hn::Vec<decltype(dw)> w[kLanes];
-    HWY_UNROLL(16)
-    for (int64_t i = 0; i < kLanes; ++i) {
-      w[i] = hn::LoadU(dw, reinterpret_cast<const Word*>(rows[i] + k));
-      hwy::Prefetch(reinterpret_cast<const char*>(rows[i] + k) + kPrefetchBytes);
-    }
-    transpose_square(dw, w);
-    HWY_UNROLL(16)
-    for (int64_t i = 0; i < kLanes; ++i) {
-      if constexpr (std::is_same_v<T, BF16>) {
-        sink(k + 2 * i, hn::BitCast(d, hn::ShiftLeft<16>(w[i])));
-        sink(k + 2 * i + 1, hn::BitCast(d, hn::And(w[i], hn::Set(dw, 0xffff0000u))));
-      } else if constexpr (std::is_same_v<T, F16>) {
-        sink(k + 2 * i, widen_f16(d, w[i]));
-        sink(k + 2 * i + 1, widen_f16(d, hn::ShiftRight<16>(w[i])));
-      } else {
-        sink(k + i, hn::BitCast(d, w[i]));
+    HWY_UNROLL(2)
+    for (int64_t g = 0; g < kGroups; ++g) {
+      hn::Vec<decltype(dw)> w[kLanes];
+      HWY_UNROLL(16)
+      for (int64_t i = 0; i < kLanes; ++i) {
+        const T* const from = rows[g * kLanes + i] + k;
+        w[i] = hn::LoadU(dw, reinterpret_cast<const Word*>(from));
+        hwy::Prefetch(reinterpret_cast<const char*>(from) + ahead);
+      }
+      transpose_square(dw, w);
+      HWY_UNROLL(16)
+      for (int64_t i = 0; i < kLanes; ++i) {
+        if constexpr (std::is_same_v<T, BF16>) {
+          sink(g, k + 2 * i, hn::BitCast(d, hn::ShiftLeft<16>(w[i])));
+          sink(g, k + 2 * i + 1, hn::BitCast(d, hn::And(w[i], hn::Set(dw, 0xffff0000u))));
+        } else if constexpr (std::is_same_v<T, F16>) {
+          sink(g, k + 2 * i, widen_f16(d, w[i]));
+          sink(g, k + 2 * i + 1, widen_f16(d, hn::ShiftRight<16>(w[i])));
+        } else {
+          sink(g, k + i, hn::BitCast(d, w[i]));
+        }
       }
     }
   }
@@ -175,95 +178,114 @@ HWY_INLINE hn::Vec<D> load_scales(D d, const T* const* rows, int64_t offset) {
   return load_lanes(d, lanes);
 }
 
-template <class D>
-struct ColumnTile<D, Q8_0Block> {
+// A quantised tile is one block of each row. A sum waits 4 cycles for its last multiply-add, so the
+// groups take turns at every k.
+template <class D, class Block>
+struct BlockTile {
+  static constexpr int64_t kLanes = kLanesOf<D>;
   static constexpr int64_t kStep = kQuantBlock;
+  static constexpr bool kIsByte = std::is_same_v<Block, Q8_0Block>;
+  using V = hn::Vec<D>;
+  using DI = hn::Rebind<int32_t, D>;
 
-  template <class Sink>
-  static HWY_INLINE void read(D d, const Q8_0Block* const* rows, int64_t k, Sink& sink) {
-    const hn::Rebind<int32_t, D> di;
-    const int64_t block = bytes_of(ElementType::kQ8_0, k);
-    const auto scale = load_scales(d, rows, block);
-    for (int64_t half = 0; half < 2; ++half) {
-      hn::Vec<decltype(di)> w[4];
-      load_words(di, rows, block + 2 + half * 16, w);
-      HWY_UNROLL(4)
-      for (int64_t j = 0; j < 4; ++j) {
-        const int64_t at = k + 16 * half + 4 * j;
-        const auto emit = [&](int64_t i, auto q) HWY_ATTR {
-          sink(at + i, hn::Mul(scale, hn::ConvertTo(d, hn::ShiftRight<24>(q))));
-        };
-        emit(0, hn::ShiftLeft<24>(w[j]));
-        emit(1, hn::ShiftLeft<16>(w[j]));
-        emit(2, hn::ShiftLeft<8>(w[j]));
-        emit(3, w[j]);
+  // Element `byte` of each word of four bytes, or of its low or (kHigh) high nibbles.
+  template <int kByte, bool kHigh>
+  static HWY_INLINE V widen_part(D d, hn::Vec<DI> words, V scale, V minimum) {
+    const DI di;
+    if constexpr (kIsByte) {
+      const auto q = hn::ShiftRight<24>(hn::ShiftLeft<24 - 8 * kByte>(words));
+      return hn::Mul(scale, hn::ConvertTo(d, q));
+    } else {
+      const auto q = hn::And(hn::ShiftRight<8 * kByte + (kHigh ? 4 : 0)>(words), hn::Set(di, 15));
+      if constexpr (std::is_same_v<Block, Q4_0Block>) {
+        return hn::Mul(scale, hn::ConvertTo(d, hn::Sub(q, hn::Set(di, 8))));
+      } else {
+        return hn::Add(hn::Mul(scale, hn::ConvertTo(d, q)), minimum);
       }
     }
   }
-};
 
-// Four-bit blocks: the sixteen bytes hold elements [0, 16) in their low halves and [16, 32) above.
-template <class D, class Block>
-struct NibbleTile {
-  static constexpr int64_t kStep = kQuantBlock;
+  // Four words of each group: sixteen elements from k on.
+  template <bool kHigh, int64_t kGroups, class Sink>
+  static HWY_INLINE void emit(D d, const hn::Vec<DI> (&w)[kGroups][4], const V* scale,
+                              const V* minimum, int64_t k, Sink& sink) {
+    HWY_UNROLL(4)
+    for (int64_t j = 0; j < 4; ++j) {
+      [&]<int... kByte>(std::integer_sequence<int, kByte...>) HWY_ATTR {
+        (emit_byte<kByte, kHigh, kGroups>(d, w, j, scale, minimum, k + 4 * j, sink), ...);
+      }(std::make_integer_sequence<int, 4>());
+    }
+  }
+  template <int kByte, bool kHigh, int64_t kGroups, class Sink>
+  static HWY_INLINE void emit_byte(D d, const hn::Vec<DI> (&w)[kGroups][4], int64_t j,
+                                   const V* scale, const V* minimum, int64_t k, Sink& sink) {
+    HWY_UNROLL(2)
+    for (int64_t g = 0; g < kGroups; ++g) {
+      sink(g, k + kByte, widen_part<kByte, kHigh>(d, w[g][j], scale[g], minimum[g]));
+    }
+  }
 
-  template <class Sink>
-  static HWY_INLINE void read(D d, const Block* const* rows, int64_t k, Sink& sink) {
-    const hn::Rebind<int32_t, D> di;
+  template <int64_t kGroups, class Sink>
+  static HWY_INLINE void read(D d, const Block* const* rows, int64_t k, int64_t ahead, Sink& sink) {
+    const DI di;
     const int64_t block = k / kQuantBlock * static_cast<int64_t>(sizeof(Block));
-    const auto scale = load_scales(d, rows, block);
-    const auto nibble = hn::Set(di, 15);
-    hn::Vec<decltype(di)> w[4];
-    load_words(di, rows, block + offsetof(Block, q), w);
-    const auto emit = [&](int64_t at, auto shifted) HWY_ATTR {
-      const auto q = hn::And(shifted, nibble);
-      if constexpr (std::is_same_v<Block, Q4_0Block>) {
-        sink(at, hn::Mul(scale, hn::ConvertTo(d, hn::Sub(q, hn::Set(di, 8)))));
-      } else {
-        const auto minimum = load_scales(d, rows, block + offsetof(Block, minimum));
-        sink(at, hn::Add(hn::Mul(scale, hn::ConvertTo(d, q)), minimum));
+    for (int64_t i = 0; i < kGroups * kLanes; ++i) {
+      hwy::Prefetch(reinterpret_cast<const char*>(rows[i]) + block + ahead);
+    }
+    V scale[kGroups], minimum[kGroups];
+    hn::Vec<DI> w[kGroups][4];
+    const auto load = [&](int64_t offset) HWY_ATTR {
+      HWY_UNROLL(2)
+      for (int64_t g = 0; g < kGroups; ++g) {
+        load_words(di, rows + g * kLanes, block + offset, w[g]);
       }
     };
-    HWY_UNROLL(4)
-    for (int64_t j = 0; j < 4; ++j) {
-      emit(k + 4 * j, w[j]);
-      emit(k + 4 * j + 1, hn::ShiftRight<8>(w[j]));
-      emit(k + 4 * j + 2, hn::ShiftRight<16>(w[j]));
-      emit(k + 4 * j + 3, hn::ShiftRight<24>(w[j]));
+    for (int64_t g = 0; g < kGroups; ++g) {
+      scale[g] = load_scales(d, rows + g * kLanes, block);
+      minimum[g] = hn::Zero(d);
+      if constexpr (std::is_same_v<Block, Q4_1Block>) {
+        minimum[g] = load_scales(d, rows + g * kLanes, block + 2);
+      }
     }
-    HWY_UNROLL(4)
-    for (int64_t j = 0; j < 4; ++j) {
-      emit(k + 16 + 4 * j, hn::ShiftRight<4>(w[j]));
-      emit(k + 16 + 4 * j + 1, hn::ShiftRight<12>(w[j]));
-      emit(k + 16 + 4 * j + 2, hn::ShiftRight<20>(w[j]));
-      emit(k + 16 + 4 * j + 3, hn::ShiftRight<28>(w[j]));
-    }
+    load(offsetof(Block, q));
+    emit<false, kGroups>(d, w, scale, minimum, k, sink);
+    if constexpr (kIsByte) load(offsetof(Block, q) + 16);
+    emit<true, kGroups>(d, w, scale, minimum, k + 16, sink);
   }
 };
 template <class D>
-struct ColumnTile<D, Q4_0Block> : NibbleTile<D, Q4_0Block> {};
+struct ColumnTile<D, Q8_0Block> : BlockTile<D, Q8_0Block> {};
 template <class D>
-struct ColumnTile<D, Q4_1Block> : NibbleTile<D, Q4_1Block> {};
+struct ColumnTile<D, Q4_0Block> : BlockTile<D, Q4_0Block> {};
+template <class D>
+struct ColumnTile<D, Q4_1Block> : BlockTile<D, Q4_1Block> {};
 
 #endif  // HWY_TARGET != HWY_SCALAR
 
-// sink(k, vector) for each k in [k0, k0 + count), ascending: lane l is element k of row l of the
-// matrix at `base`. Lanes from `valid` on repeat the last valid row; the caller drops them.
-template <class D, class T, class Sink>
+// sink(g, k, vector) for each k in [k0, k0 + count), ascending: lane l is element k of row g *
+// Lanes(d) + l of the matrix at `base`. Rows from `valid` on repeat the last valid one; the caller
+// drops them.
+template <int64_t kGroups, class D, class T, class Sink>
 HWY_INLINE void read_columns(D d, const T* base, int64_t stride, int64_t valid, int64_t k0,
                              int64_t count, Sink& sink) {
-  constexpr int64_t kLanes = kLanesOf<D>;
-  const T* rows[kLanes];
-  for (int64_t i = 0; i < kLanes; ++i) rows[i] = row_at(base, std::min(i, valid - 1), stride);
+  constexpr int64_t kLanes = kLanesOf<D>, kRows = kGroups * kLanes;
+  const T* rows[kRows];
+  for (int64_t i = 0; i < kRows; ++i) rows[i] = row_at(base, std::min(i, valid - 1), stride);
   int64_t k = k0;
 #if HWY_TARGET != HWY_SCALAR
   using Tile = ColumnTile<D, T>;
-  for (; k + Tile::kStep <= k0 + count; k += Tile::kStep) Tile::read(d, rows, k, sink);
+  const int64_t ahead = reinterpret_cast<const char*>(row_at(base, kRows, stride)) -
+                        reinterpret_cast<const char*>(base);
+  for (; k + Tile::kStep <= k0 + count; k += Tile::kStep) {
+    Tile::template read<kGroups>(d, rows, k, ahead, sink);
+  }
 #endif
   for (; k < k0 + count; ++k) {
-    HWY_ALIGN hn::TFromD<D> lanes[kLanes];
-    for (int64_t i = 0; i < kLanes; ++i) lanes[i] = element_at(rows[i], k);
-    sink(k, hn::Load(d, lanes));
+    for (int64_t g = 0; g < kGroups; ++g) {
+      HWY_ALIGN hn::TFromD<D> lanes[kLanes];
+      for (int64_t i = 0; i < kLanes; ++i) lanes[i] = element_at(rows[g * kLanes + i], k);
+      sink(g, k, hn::Load(d, lanes));
+    }
   }
 }
 

@@ -101,7 +101,7 @@ HWY_INLINE void store_lanes(D d, V value, T* to) {
   hn::StoreU(value, d, to);
 }
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE void store_lanes(D d, V value, BF16* to) {
+HWY_INLINE void store_lanes(D /*d*/, V value, BF16* to) {
   const hn::Rebind<uint16_t, D> d16;
   const hn::RebindToUnsigned<D> d32;
   const auto word = hn::BitCast(d32, value);

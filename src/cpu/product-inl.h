@@ -40,11 +40,18 @@ enum class Meet : uint8_t {
   kContinue,  // the sum starts at C and is stored
 };
 
+// Cache lines that will be wanted: one every `step` bytes from `at` on; a tile asks for one at each
+// k.
+struct Ahead {
+  const char* at = nullptr;
+  int64_t step = 0;
+};
+
 // C [kRows][kVecs vectors] meets sum over k < depth of A(row, k) * B(k, vector). A is packed
 // [depth][a_step], B is [depth][b_step].
 template <class D, int64_t kRows, int64_t kVecs, class T = hn::TFromD<D>>
 void multiply_tile(const T* HWY_RESTRICT a, int64_t a_step, const T* HWY_RESTRICT b, int64_t b_step,
-                   int64_t depth, T* HWY_RESTRICT c, int64_t c_stride, Meet meet) {
+                   int64_t depth, T* HWY_RESTRICT c, int64_t c_stride, Meet meet, Ahead ahead) {
   const D d;
   using V = hn::Vec<D>;
   constexpr int64_t kLanes = kLanesOf<D>;
@@ -65,6 +72,8 @@ void multiply_tile(const T* HWY_RESTRICT a, int64_t a_step, const T* HWY_RESTRIC
   }
   for (int64_t k = 0; k < depth; ++k) {
     hwy::Prefetch(a + kRowsAheadOfA * a_step);
+    __builtin_prefetch(ahead.at, 0, 2);  // into the second-level cache: the first is full
+    ahead.at += ahead.step;
     V columns[kVecs];
     HWY_UNROLL(3)
     for (int64_t v = 0; v < kVecs; ++v) {
@@ -91,7 +100,8 @@ void multiply_tile(const T* HWY_RESTRICT a, int64_t a_step, const T* HWY_RESTRIC
 }
 
 template <class T>
-using TileFunction = void (*)(const T*, int64_t, const T*, int64_t, int64_t, T*, int64_t, Meet);
+using TileFunction = void (*)(const T*, int64_t, const T*, int64_t, int64_t, T*, int64_t, Meet,
+                              Ahead);
 
 // kTiles[(rows - 1) * kTileVecs + vecs - 1].
 template <class D, class T, size_t... kIndex>
@@ -110,6 +120,33 @@ struct LaneOperand {
   int64_t k_stride;
 
   bool lies_along_k() const { return k_stride == 1 && lane_stride != 1; }
+};
+
+// The cache lines of one block of k of some lanes, dealt out to the tiles that run before it is
+// packed, so that packing finds it in the second-level cache.
+class BlockLines {
+ public:
+  BlockLines() = default;
+  BlockLines(const LaneOperand& operand, int64_t lane0, int64_t n_lanes, int64_t k) {
+    const int64_t inner = operand.lies_along_k() ? kProductKBlock : n_lanes;
+    const int64_t outer = operand.lies_along_k() ? n_lanes : kProductKBlock;
+    const int64_t outer_stride = operand.lies_along_k() ? operand.lane_stride : operand.k_stride;
+    base_ = static_cast<const char*>(operand.data) +
+            bytes_of(operand.type, lane0 * operand.lane_stride + k * operand.k_stride);
+    step_ = bytes_of(operand.type, outer_stride);
+    across_ = (bytes_of(operand.type, inner) + 63) / 64;
+    n_ = across_ * ((outer + kProductKBlock - 1) / kProductKBlock);
+  }
+
+  // The share of tile number `tile`: kProductKBlock lines, one below the other.
+  Ahead of_tile(int64_t tile) const {
+    if (tile >= n_) return {base_, 0};
+    return {base_ + tile / across_ * kProductKBlock * step_ + tile % across_ * 64, step_};
+  }
+
+ private:
+  const char* base_ = nullptr;
+  int64_t step_ = 0, across_ = 0, n_ = 0;
 };
 
 // Calls visit(pointer to the operand's element type) for the types that accumulate in T.
@@ -142,7 +179,7 @@ struct StoreColumns {
   hn::TFromD<D>* to;
   int64_t step;
 
-  HWY_INLINE void operator()(int64_t, hn::Vec<D> column) {
+  HWY_INLINE void operator()(int64_t, int64_t, hn::Vec<D> column) {
     hn::Store(column, D(), to);
     to += step;
   }
@@ -162,8 +199,8 @@ void pack_panels(D d, const LaneOperand& operand, int64_t lane0, int64_t n_lanes
         const int64_t panel = lane / width * width;
         const int64_t step = std::min(width, round_up(n_lanes - panel, granule));
         StoreColumns<D> store{to + panel * depth + (lane - panel), step};
-        read_columns(d, row_at(base, lane0 + lane, operand.lane_stride), operand.lane_stride,
-                     std::min(kLanes, n_lanes - lane), k0, depth, store);
+        read_columns<1>(d, row_at(base, lane0 + lane, operand.lane_stride), operand.lane_stride,
+                        std::min(kLanes, n_lanes - lane), k0, depth, store);
       }
       return;
     }
@@ -203,17 +240,19 @@ void pack_few_rows(const LaneOperand& a, int64_t rows, int64_t k0, int64_t depth
   });
 }
 
-// sum[r] += A(r, k) * column, A packed [k][kRows].
-template <class D, int64_t kRows>
+// sum[g][r] += A(r, k) * column, A packed [k - k0][kRows].
+template <class D, int64_t kRows, int64_t kGroups>
 struct MultiplyColumns {
   const hn::TFromD<D>* a;
-  hn::Vec<D> sum[kRows];
+  int64_t k0;
+  hn::Vec<D> sum[kGroups][kRows];
 
-  HWY_INLINE void operator()(int64_t, hn::Vec<D> column) {
+  HWY_INLINE void operator()(int64_t g, int64_t k, hn::Vec<D> column) {
     const D d;
     HWY_UNROLL(8)
-    for (int64_t r = 0; r < kRows; ++r) sum[r] = fma(d, hn::Set(d, a[r]), column, sum[r]);
-    a += kRows;
+    for (int64_t r = 0; r < kRows; ++r) {
+      sum[g][r] = fma(d, hn::Set(d, a[(k - k0) * kRows + r]), column, sum[g][r]);
+    }
   }
 };
 
@@ -267,27 +306,29 @@ struct Product {
     }
   }
 
-  // C [rows][columns] at `at` meets the product of packed panels.
+  // C [rows][columns] at `at` meets the product of packed panels; `next` is what will be packed
+  // then.
   void multiply_panels(const T* a_panels, int64_t rows, const T* b_panels, int64_t columns,
-                       int64_t depth, T* at, Meet meet) const {
+                       int64_t depth, T* at, Meet meet, const BlockLines& next = {}) const {
+    int64_t tile = 0;
     for (int64_t row = 0; row < rows; row += kTileRows) {
       const int64_t tile_rows = std::min(kTileRows, rows - row);
       for (int64_t column = 0; column < columns; column += kTileColumns) {
         const int64_t width = std::min(kTileColumns, columns - column);
         multiply_one(a_panels + row * depth, tile_rows, b_panels + column * depth,
                      std::min(kTileColumns, round_up(width, kLanes)), width, depth,
-                     at + row * c_stride + column, meet);
+                     at + row * c_stride + column, meet, next.of_tile(tile++));
       }
     }
   }
 
   // One tile, `width` columns wide; at C's right edge the last vector is partial.
   void multiply_one(const T* a_panel, int64_t rows, const T* b_panel, int64_t b_step, int64_t width,
-                    int64_t depth, T* at, Meet meet) const {
+                    int64_t depth, T* at, Meet meet, Ahead ahead = {}) const {
     const int64_t vecs = (width + kLanes - 1) / kLanes;
     const TileFunction<T> tile = kTiles<D>[(rows - 1) * kTileVecs + vecs - 1];
     if (width % kLanes == 0) {
-      tile(a_panel, a_step(), b_panel, b_step, depth, at, c_stride, meet);
+      tile(a_panel, a_step(), b_panel, b_step, depth, at, c_stride, meet, ahead);
       return;
     }
     HWY_ALIGN T edge[kTileRows * kTileColumns] = {};
@@ -296,7 +337,7 @@ struct Product {
         std::copy_n(at + r * c_stride, width, edge + r * kTileColumns);
       }
     }
-    tile(a_panel, a_step(), b_panel, b_step, depth, edge, kTileColumns, meet);
+    tile(a_panel, a_step(), b_panel, b_step, depth, edge, kTileColumns, meet, ahead);
     for (int64_t r = 0; r < rows; ++r) {
       std::copy_n(edge + r * kTileColumns, width, at + r * c_stride);
     }
@@ -323,8 +364,10 @@ struct Product {
       if (n_in_place == count) continue;
       pack_panels(D(), b, from + n_in_place, count - n_in_place, k, depth, kTileColumns, kLanes,
                   panels);
+      const int64_t next_k = k + kProductKBlock;
       multiply_panels(stationary_at(k), n_lanes, panels, count - n_in_place, depth, at + n_in_place,
-                      meet_at(k));
+                      meet_at(k),
+                      next_k < shape.k ? BlockLines(b, from, count, next_k) : BlockLines());
     }
   }
 
@@ -357,30 +400,38 @@ struct Product {
   template <int64_t kRows>
   void multiply_rows_of_b(int64_t from, int64_t count) const {
     const D d;
+    using V = hn::Vec<D>;
+    constexpr int64_t kGroups = kRows <= 4 ? 2 : 1;  // sums in flight against registers
     visit_elements<T>(b, [&](const auto* base) HWY_ATTR {
-      for (int64_t column = from; column < from + count; column += kLanes) {
-        const int64_t valid = std::min(kLanes, from + count - column);
-        for (int64_t k = k0; k < k0 + n_k; k += kProductKBlock) {
-          const Meet meet = meet_at(k);
-          HWY_ALIGN T old[kRows][kLanes] = {};
-          if (meet != Meet::kStore) {
-            for (int64_t r = 0; r < kRows; ++r) {
-              std::copy_n(c + r * c_stride + column, valid, old[r]);
+      for (int64_t k = k0; k < k0 + n_k; k += kProductKBlock) {
+        const Meet meet = meet_at(k);
+        for (int64_t column = from; column < from + count; column += kGroups * kLanes) {
+          const int64_t valid = std::min(kGroups * kLanes, from + count - column);
+          // visit(vector of sums, where it lies in C, how many lanes lie in C)
+          MultiplyColumns<D, kRows, kGroups> multiply;
+          const auto each_sum = [&](auto visit) HWY_ATTR {
+            HWY_UNROLL(2)
+            for (int64_t g = 0; g < kGroups; ++g) {
+              HWY_UNROLL(8)
+              for (int64_t r = 0; r < kRows; ++r) {
+                visit(multiply.sum[g][r], c + r * c_stride + column + g * kLanes,
+                      std::clamp<int64_t>(valid - g * kLanes, 0, kLanes));
+              }
             }
-          }
-          MultiplyColumns<D, kRows> multiply{stationary_at(k), {}};
-          HWY_UNROLL(8)
-          for (int64_t r = 0; r < kRows; ++r) {
-            multiply.sum[r] = meet == Meet::kContinue ? hn::Load(d, old[r]) : hn::Zero(d);
-          }
-          read_columns(d, row_at(base, column, b.lane_stride), b.lane_stride, valid, k, depth_at(k),
-                       multiply);
-          HWY_UNROLL(8)
-          for (int64_t r = 0; r < kRows; ++r) {
-            if (meet == Meet::kAdd) multiply.sum[r] = hn::Add(hn::Load(d, old[r]), multiply.sum[r]);
-            hn::Store(multiply.sum[r], d, old[r]);
-            std::copy_n(old[r], valid, c + r * c_stride + column);
-          }
+          };
+          const auto load = [d](const T* at, int64_t lanes) HWY_ATTR {
+            return lanes == kLanes ? hn::LoadU(d, at) : load_lanes(d, at, lanes, T(0));
+          };
+          multiply.a = stationary_at(k);
+          multiply.k0 = k;
+          each_sum([&](V& sum, const T* at, int64_t lanes)
+                       HWY_ATTR { sum = meet == Meet::kContinue ? load(at, lanes) : hn::Zero(d); });
+          read_columns<kGroups>(d, row_at(base, column, b.lane_stride), b.lane_stride, valid, k,
+                                depth_at(k), multiply);
+          each_sum([&](V& sum, T* at, int64_t lanes) HWY_ATTR {
+            if (meet == Meet::kAdd) sum = hn::Add(load(at, lanes), sum);
+            lanes == kLanes ? hn::StoreU(sum, d, at) : store_lanes(d, sum, at, lanes);
+          });
         }
       }
     });
