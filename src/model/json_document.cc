@@ -38,7 +38,9 @@ class TreeBuilder {
     auto& members = std::get<JsonValue::Object>(open_.back().value);
     std::ranges::sort(members, {}, &JsonMember::key);
     const auto twice = std::ranges::adjacent_find(members, {}, &JsonMember::key);
-    if (twice != members.end()) return fail("key " + in_quotes(twice->key) + " appears twice");
+    if (twice != members.end()) {
+      return fail("key " + in_quotes(twice->key) + " appears twice", kModelDuplicate);
+    }
     return close();
   }
   bool end_array() { return close(); }
@@ -47,15 +49,18 @@ class TreeBuilder {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error ..."
     std::string_view what = error.what();
     if (const size_t at = what.find("] "); at != what.npos) what.remove_prefix(at + 2);
-    return fail(fmt::format("byte {}: {}", position, what));
+    return fail(fmt::format("byte {}: {}", position, printable(what)));
   }
 
+  // Why a callback returned false.
+  StatusCode code() const { return code_; }
   const std::string& error() const { return error_; }
   JsonValue& root() { return root_; }
 
  private:
-  bool fail(std::string message) {
+  bool fail(std::string message, StatusCode code = kModelBadJson) {
     error_ = std::move(message);
+    code_ = code;
     return false;
   }
 
@@ -70,7 +75,8 @@ class TreeBuilder {
   // A container is built on the stack and placed when it closes.
   bool open(JsonValue container) {
     if (open_.size() >= static_cast<size_t>(limits_.max_depth)) {
-      return fail(fmt::format("nested deeper than {}", limits_.max_depth));
+      return fail(fmt::format("key {} is nested deeper than {}", in_quotes(nearest_key()),
+                              limits_.max_depth));
     }
     open_.push_back(std::move(container));
     keys_.emplace_back();
@@ -82,6 +88,14 @@ class TreeBuilder {
     open_.pop_back();
     keys_.pop_back();
     return add(std::move(done));
+  }
+
+  // Of the innermost open object; "" where there is none.
+  std::string_view nearest_key() const {
+    for (size_t i = open_.size(); i-- > 0;) {
+      if (open_[i].get<JsonValue::Object>() != nullptr) return keys_[i];
+    }
+    return "";
   }
 
   void place(JsonValue value) {
@@ -100,6 +114,7 @@ class TreeBuilder {
   JsonValue root_;
   std::vector<JsonValue> open_;
   std::vector<std::string> keys_;  // of the member that each open object is about to receive
+  StatusCode code_ = kModelBadJson;
   std::string error_;
 };
 
@@ -136,15 +151,15 @@ std::string describe(const JsonValue& value) {
 
 Result<JsonValue> parse_json(std::string_view text, std::string_view origin,
                              const JsonLimits& limits) {
-  const auto refuse = [&](std::string_view message) {
-    return Status(kModelBadJson, fmt::format("{}: {}", origin, message));
+  const auto refuse = [&](std::string_view message, StatusCode code = kModelBadJson) {
+    return Status(code, fmt::format("{}: {}", origin, message));
   };
   if (const auto foreign = foreign_encoding(text); !foreign.empty()) {
     return refuse(fmt::format("{}; JSON is read as UTF-8", foreign));
   }
   TreeBuilder builder(limits);
   try {
-    if (!Json::sax_parse(text, &builder)) return refuse(builder.error());
+    if (!Json::sax_parse(text, &builder)) return refuse(builder.error(), builder.code());
   } catch (const std::exception& error) {
     return refuse(error.what());
   }

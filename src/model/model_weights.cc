@@ -14,6 +14,7 @@ namespace {
 std::string join(std::string_view a, std::string_view b) { return std::string(a).append(b); }
 
 bool is_zero(const StoredTensor& tensor) {
+  if (tensor.elements == 0) return true;  // whatever its other dimensions say
   if (!tensor.type.element) return false;
   const Weight weight = weight_of(tensor);
   std::vector<float> row(static_cast<size_t>(weight.cols));

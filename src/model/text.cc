@@ -56,8 +56,8 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-std::string in_quotes(std::string_view text) {
-  std::string out = "'";
+std::string printable(std::string_view text) {
+  std::string out;
   if (text.size() <= kShownBytes) {
     append_escaped(out, text, is_utf8(text));
   } else {
@@ -65,7 +65,9 @@ std::string in_quotes(std::string_view text) {
     out += "...";
     append_escaped(out, text.substr(text.size() - kShownBytes / 4), false);
   }
-  return out + "'";
+  return out;
 }
+
+std::string in_quotes(std::string_view text) { return "'" + printable(text) + "'"; }
 
 }  // namespace ullage::model

@@ -9,8 +9,9 @@ namespace ullage::model {
 // Well-formed UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF.
 bool is_utf8(std::string_view text);
 
-// 'text' for an error message: control bytes, and all bytes above 0x7e of a text that is not UTF-8,
-// as \xNN; a long text loses its middle.
-std::string in_quotes(std::string_view text);
+// The text for an error message: control bytes, and all bytes above 0x7e of a text that is not
+// UTF-8, as \xNN; a long text loses its middle.
+std::string printable(std::string_view text);
+std::string in_quotes(std::string_view text);  // 'the same'
 
 }  // namespace ullage::model

@@ -4,6 +4,7 @@
   models/qwen3-tiny.gguf the model of that name, layer 1 in as many types as its rows allow
   models/llama3-rope-tiny-bf16.gguf  the model of that name as llama.cpp's converter lays it out: q and k
                          rows reordered, the frequency scaling as a tensor of factors
+  ../../fuzz/seeds/gguf  the smallest models that are read
 """
 
 import json
@@ -15,6 +16,7 @@ import numpy as np
 from gguf import GGUFWriter, GGMLQuantizationType as Type, GGML_QUANT_SIZES, dequantize, quantize
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
+SEEDS = pathlib.Path(__file__).parents[2] / "fuzz" / "seeds"
 
 # Where a block keeps its float16 scales, as byte offsets.
 SCALES = {
@@ -138,7 +140,40 @@ MIXED = {
     "blk.1.attn_output": Type.Q4_0, "blk.1.ffn_gate": Type.F16, "blk.1.ffn_up": Type.BF16, "blk.1.ffn_down": Type.Q5_0,
 }
 
+def seed(architecture, tied):
+    """One layer, d_model 32 so that a row is a block, 8 tokens."""
+    rng = np.random.default_rng(7)
+    writer = GGUFWriter(SEEDS / "gguf" / (architecture + ".gguf"), architecture)
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count([1])
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(["a", "b", "c", "ab", "abc", "\u0120", "\u0120a", "<|end|>"])
+    writer.add_token_types([1, 1, 1, 1, 1, 1, 1, 3])
+    writer.add_token_merges(["a b", "ab c", "\u0120 a"])
+    writer.add_eos_token_id(7)
+    shapes = {"token_embd": (8, 32), "output_norm": (32,), "blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,)}
+    for name in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]:
+        shapes[f"blk.0.{name}"] = (32, 32)
+    if architecture == "qwen3":
+        shapes |= {"blk.0.attn_q_norm": (32,), "blk.0.attn_k_norm": (32,)}
+    if not tied:
+        shapes["output"] = (8, 32)
+    for name, shape in shapes.items():
+        values = rng.standard_normal(shape).astype(np.float32)
+        kind = Type.F32 if len(shape) == 1 else Type.Q4_0
+        writer.add_tensor(name + ".weight", quantize(values, kind), raw_dtype=kind)
+    finish(writer)
+
+
 if __name__ == "__main__":
+    seed("llama", tied=False)
+    seed("qwen3", tied=True)
     blocks()
     model("qwen3-tiny", "qwen3", lambda name: MIXED.get(name.removesuffix(".weight"), Type.F32))
     model("llama3-rope-tiny-bf16", "llama", lambda name: Type.BF16, pair_rows)
