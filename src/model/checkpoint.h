@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/tokenizer.h"
 #include "model/weight.h"
 #include "ullage/status.h"
 
@@ -46,6 +47,10 @@ class Checkpoint {
   int64_t stored_bytes() const;
   const std::vector<std::string>& warnings()
       const;  // e.g. an index whose total_size disagrees with the shards
+  // The tokenizer that came with the model: of the GGUF metadata, or tokenizer.json beside
+  // config.json, which says what begins and ends a text. 659 where there is none, where it is of a
+  // kind that is not read, or has more tokens than the embedding has rows (fewer are common).
+  Result<Tokenizer> tokenizer() const;
 
  private:
   struct State;

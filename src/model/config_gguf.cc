@@ -5,34 +5,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <optional>
 #include <string>
 
-#include "model/field_reader.h"
+#include "model/gguf_fields.h"
 #include "model/tensor_names.h"
 
 namespace ullage::model {
 namespace {
 
 constexpr int64_t kNoToken = 0xffffffff;  // how an id that is none is written in 32 bits
-
-// An array of per-layer numbers that are all the same is that number.
-std::optional<int64_t> same_in_every_layer(const GgufValue& value) {
-  const auto list = value.integers();
-  if (!list || list->empty()) return {};
-  if (std::ranges::any_of(*list, [&](int64_t item) { return item != list->front(); })) return {};
-  return list->front();
-}
-
-std::optional<Scalar> scalar_of(const GgufValue& value) {
-  if (const auto flag = value.boolean()) return *flag;
-  if (const auto integer = value.integer()) return *integer;
-  if (const auto real = value.real()) return *real;
-  if (const auto text = value.string()) return std::string(*text);
-  if (const auto same = same_in_every_layer(value)) return *same;
-  return NoScalar{value.is_array ? fmt::format("an array of {}", value.count)
-                                 : "an integer above 2^63 - 1"};
-}
 
 const StoredTensor* find_tensor(const GgufFile& file, std::string_view name) {
   const auto found = std::ranges::find(file.tensors, name, &StoredTensor::name);
@@ -81,11 +62,7 @@ Status read_rope(const GgufFile& file, FieldReader& fields, std::string_view arc
 }  // namespace
 
 Result<Config> config_from_gguf(const GgufFile& file, std::string_view origin) {
-  FieldReader fields(origin, [&file](std::string_view key) -> std::optional<Scalar> {
-    const GgufValue* value = file.find(key);
-    if (value == nullptr) return {};
-    return scalar_of(*value);
-  });
+  FieldReader fields = gguf_fields(file, origin);
   fields.require(fields.integer("split.count", 0, kMaxLayers, 1) <= 1, "split.count",
                  "a model in one file is read");
   Config config;

@@ -10,6 +10,7 @@
 #include "model/cursor.h"
 #include "model/gguf_tensor_type.h"
 #include "model/text.h"
+#include "model/utf8.h"
 
 namespace ullage::model {
 namespace {
@@ -82,7 +83,9 @@ class Reader {
   std::string read_name(uint64_t max_bytes, std::string_view what) {
     const uint64_t at = cursor_.offset();
     const std::string_view name = read_string(what);
-    if (cursor_.ok() && (name.empty() || name.size() > max_bytes || !is_utf8(name))) {
+    const bool usable =
+        !name.empty() && name.size() <= max_bytes && utf8_valid_prefix_bytes(name) == name.size();
+    if (!usable) {
       cursor_.refuse(kModelBadName, at,
                      fmt::format("the {} of {} bytes, {}, is not 1 to {} bytes of UTF-8", what,
                                  name.size(), in_quotes(name), max_bytes));

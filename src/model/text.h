@@ -1,13 +1,10 @@
-// Text that came from a file, made safe to keep and to show.
+// Text that came from a file, made safe to show.
 #pragma once
 
 #include <string>
 #include <string_view>
 
 namespace ullage::model {
-
-// Well-formed UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF.
-bool is_utf8(std::string_view text);
 
 // The text for an error message: control bytes, and all bytes above 0x7e of a text that is not
 // UTF-8, as \xNN; a long text loses its middle.

@@ -15,9 +15,8 @@ namespace ullage::model {
 // applied (tokenizer.h); a post-processor that adds at most a bos before and an eos after. The eos
 // that ends a generation is not in this file: config.json has it.
 //
-// Errors: 655 malformed JSON, a key twice included; 649 an id twice; 650 an id out of range; 656 a
-// field missing or of another type; 659 what is not read, named. `origin` names the document in
-// messages.
+// Errors: 655 malformed JSON; 649 a key or an id twice; 650 an id out of range; 656 a field missing
+// or of another type; 659 what is not read, named. `origin` names the document in messages.
 Result<TokenizerData> parse_tokenizer_json(std::string_view json, std::string_view origin);
 
 // Also 641: the file is missing, not regular or unreadable.

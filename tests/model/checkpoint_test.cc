@@ -219,5 +219,30 @@ TEST(Checkpoint, ReadsShardsUntiedHeadsAndBiases) {
   EXPECT_FALSE(biased.layers()[0].q_norm);
 }
 
+// The seed of the fuzzer is a whole model: "ab" and "abc" are merged, id 7 ends a text.
+TEST(Checkpoint, ReadsTheTokenizerOfGguf) {
+  auto model = Checkpoint::open(std::filesystem::path(ULLAGE_TEST_DATA) /
+                                "../../fuzz/seeds/gguf/llama.gguf");
+  ASSERT_TRUE(model) << model.status().to_string();
+  auto tokenizer = model->tokenizer();
+  ASSERT_TRUE(tokenizer) << tokenizer.status().to_string();
+  EXPECT_EQ(tokenizer->size(), 8);
+  EXPECT_EQ(tokenizer->eos_id(), 7);
+  EXPECT_EQ(tokenizer->bos_id(), std::nullopt);
+  auto ids = tokenizer->encode("abcab a<|end|>", true);
+  ASSERT_TRUE(ids) << ids.status().to_string();
+  EXPECT_EQ(*ids, (std::vector<int32_t>{4, 3, 6, 7}));
+  EXPECT_EQ(tokenizer->decode(*ids), "abcab a<|end|>");
+}
+
+TEST(Checkpoint, RefusesATokenizerThatIsNotThere) {
+  for (const std::string name : {"qwen3-tiny", "qwen3-tiny.gguf"}) {
+    const auto tokenizer = open_model(name).tokenizer();
+    ASSERT_FALSE(tokenizer);
+    EXPECT_EQ(tokenizer.status().code(), kModelTokenizer);
+    EXPECT_NE(tokenizer.status().message().find(name), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace ullage::model
