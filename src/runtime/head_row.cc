@@ -1,0 +1,292 @@
+#include "runtime/head_row.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "contract/head_validate.h"
+#include "cpu/storage.h"
+#include "runtime/top_k_row.h"
+
+namespace ullage::lossk {
+namespace {
+
+template <class T>
+constexpr DType kTypeOf = std::is_same_v<T, double> ? DType::kF64 : DType::kF32;
+
+}  // namespace
+
+void RowTarget::add_nothing(int64_t vocab) const {
+  if (!accumulate) std::memset(data, 0, static_cast<size_t>(vocab * size_of(dtype)));
+}
+
+template <class T>
+HeadRow<T>::HeadRow(const RowContext<T>& context, int64_t row, int worker, RowView logits,
+                    TeacherRows teachers)
+    : c_(context),
+      row_(row),
+      worker_(worker),
+      logits_(logits),
+      teachers_(teachers),
+      vocab_(context.layout.shape.vocab),
+      label_(context.scalars.label(row)) {
+  if (!c_.layout.scratch_student && logits_.dtype == kTypeOf<T>) {
+    u_ = static_cast<const T*>(logits_.data);
+  }
+}
+
+template <class T>
+T* HeadRow<T>::scratch(int index) const {
+  const HeadLayout& layout = c_.layout;
+  const int per_worker = layout.scratch_student + layout.scratch_teacher + layout.scratch_gradient;
+  return c_.scratch.data() + (worker_ * per_worker + index) * layout.scratch_stride;
+}
+
+// The effective logits u: the row itself where nothing changes it, else scratch.
+template <class T>
+RowView HeadRow<T>::effective() {
+  if (!u_) {
+    T* const made = scratch(0);
+    c_.kernels.prepare(logits_.data, logits_.dtype, c_.bias,
+                       static_cast<T>(c_.layout.config.options.softcap), vocab_, made);
+    u_ = made;
+  }
+  return {u_, kTypeOf<T>};
+}
+
+template <class T>
+const T* HeadRow<T>::teacher_row(int term) {
+  const auto index = static_cast<size_t>(c_.layout.config.terms[static_cast<size_t>(term)].teacher);
+  const RowView view = teachers_(index);
+  if (view.dtype == kTypeOf<T>) return static_cast<const T*>(view.data);
+  T* const made = scratch(c_.layout.scratch_student);
+  c_.kernels.prepare(view.data, view.dtype, nullptr, T(0), vocab_, made);
+  return made;
+}
+
+template <class T>
+double HeadRow<T>::teacher_scale(int term) const {
+  const LossTerm& t = c_.layout.config.terms[static_cast<size_t>(term)];
+  return c_.layout.config.options.logits_scale * t.logits_scale / t.temperature;
+}
+
+template <class T>
+cpu::RowSoftmax<T> HeadRow<T>::student(int group) const {
+  const SoftmaxStatistics& s = c_.scalars.softmax(group, row_);
+  return {static_cast<T>(c_.layout.groups[static_cast<size_t>(group)].scale), static_cast<T>(s.max),
+          static_cast<T>(s.log_sum), static_cast<T>(1 / s.sum)};
+}
+
+template <class T>
+cpu::RowSoftmax<T> HeadRow<T>::teacher(int term) const {
+  const TeacherStatistics& s = c_.scalars.teacher(term, row_);
+  return {static_cast<T>(teacher_scale(term)), static_cast<T>(s.max), static_cast<T>(s.log_sum),
+          static_cast<T>(1 / s.sum)};
+}
+
+// use(TopKRow) for a top-k term.
+template <class T>
+template <class Use>
+auto HeadRow<T>::with_top_k(int term, Use&& use) {
+  const LossTerm& t = c_.layout.config.terms[static_cast<size_t>(term)];
+  const auto index = static_cast<size_t>(t.teacher);
+  const int64_t k = c_.layout.config.teachers[index].k;
+  const TeacherInputs& given = c_.inputs.teachers[index];
+  const int group = c_.layout.group_of[static_cast<size_t>(term)];
+  const SoftmaxStatistics& s = c_.scalars.softmax(group, row_);
+  const double scale = c_.layout.groups[static_cast<size_t>(group)].scale;
+  const T* const u = static_cast<const T*>(effective().data);
+  const auto log_p = [&, k](int64_t i) { return cpu::value_at(given.log_probs, row_ * k + i); };
+  const auto log_q = [&, k](int64_t i) {
+    return scale * (static_cast<double>(u[given.ids[row_ * k + i]]) - s.max) - s.log_sum;
+  };
+  return use(TopKRow(t, k, k == vocab_, log_p, log_q, c_.scalars.teacher(term, row_).log_q_tail));
+}
+
+// ln of the student's mass outside the k ids, from a copy of the row without them: 1 - sum q would
+// lose its digits where they hold nearly everything.
+template <class T>
+double HeadRow<T>::log_q_tail(int term) {
+  const HeadLayout& layout = c_.layout;
+  const auto index = static_cast<size_t>(layout.config.terms[static_cast<size_t>(term)].teacher);
+  const int64_t k = layout.config.teachers[index].k;
+  const int group = layout.group_of[static_cast<size_t>(term)];
+  const double scale = layout.groups[static_cast<size_t>(group)].scale;
+  const SoftmaxStatistics& s = c_.scalars.softmax(group, row_);
+  const RowView view = effective();
+  T* const rest = scratch(layout.scratch_student);
+  c_.kernels.prepare(view.data, view.dtype, nullptr, T(0), vocab_, rest);
+  for (int64_t i = 0; i < k; ++i) {
+    rest[c_.inputs.teachers[index].ids[row_ * k + i]] = -std::numeric_limits<T>::infinity();
+  }
+  const cpu::RowSum sum =
+      c_.kernels.exponentials(rest, kTypeOf<T>, static_cast<T>(scale), vocab_, nullptr, nullptr);
+  // A tail of masked columns alone has no maximum to be distant from.
+  if (sum.sum == 0) return -std::numeric_limits<double>::infinity();
+  return scale * (sum.max - s.max) + std::log(sum.sum) - s.log_sum;
+}
+
+// The gradient's own row where it may be written before the logits were last read, else scratch.
+template <class T>
+T* HeadRow<T>::exponentials_at(const RowTarget& out) const {
+  const bool holds = out.dtype == kTypeOf<T> && !out.accumulate;
+  const bool free = out.data != logits_.data || c_.single_sweep;
+  return holds && free ? static_cast<T*>(out.data)
+                       : scratch(c_.layout.scratch_student + c_.layout.scratch_teacher);
+}
+
+// Behind the gradient's scratch row.
+template <class T>
+T* HeadRow<T>::block_max() const {
+  return scratch(c_.layout.scratch_student + c_.layout.scratch_teacher) + vocab_;
+}
+
+template <class T>
+void HeadRow<T>::statistics(const RowTarget* gradient_follows) {
+  const HeadLayout& layout = c_.layout;
+  // Storage types are read as they are where one sweep is all there is.
+  const bool streams = !layout.needs_effective_row && !(c_.entropy || c_.metrics);
+  const RowView view = streams && !layout.changes_logits ? logits_ : effective();
+  for (int group = 0; group < static_cast<int>(layout.groups.size()); ++group) {
+    const SoftmaxGroup& g = layout.groups[static_cast<size_t>(group)];
+    const bool is_base = group == layout.base_group;
+    if (g.terms.empty() && !(is_base && c_.base_outputs)) continue;
+    SoftmaxStatistics& s = c_.scalars.softmax(group, row_);
+    // Before the sweep below overwrites a row in place.
+    const double label_logit = label_ >= 0 ? cpu::load_double(view.data, view.dtype, label_) : 0;
+    T* kept = nullptr;
+    if (gradient_follows && group == layout.one_label_group) {
+      kept = exponentials_at(*gradient_follows);
+      kept_ = true;
+    }
+    const cpu::RowSum row = c_.kernels.exponentials(view.data, view.dtype, static_cast<T>(g.scale),
+                                                    vocab_, kept, kept ? block_max() : nullptr);
+    s.max = row.max;
+    s.sum = row.sum;
+    s.log_sum = std::log(row.sum);
+    s.label = label_ >= 0 ? g.scale * (label_logit - s.max) : 0;
+    if (layout.smoothing && !g.terms.empty()) {
+      s.distance =
+          g.scale * c_.kernels.weighted_distance(static_cast<const T*>(view.data), c_.class_weights,
+                                                 static_cast<T>(s.max), vocab_);
+    }
+    if ((is_base && c_.entropy) || (!g.terms.empty() && c_.metrics)) {
+      s.entropy = c_.kernels.entropy(static_cast<const T*>(view.data), student(group), vocab_);
+    }
+  }
+  for (int term = 0; term < layout.n_terms(); ++term) {
+    const LossTerm& t = layout.config.terms[static_cast<size_t>(term)];
+    if (t.kind != LossKind::kDistillation || !counts_row(t, c_.inputs, row_)) continue;
+    TeacherStatistics& s = c_.scalars.teacher(term, row_);
+    if (layout.is_top_k(term)) {
+      if (layout.needs_tail(term)) s.log_q_tail = log_q_tail(term);
+      s.divergence.loss = with_top_k(term, [](const auto& row) { return row.loss(); });
+      continue;
+    }
+    const T* const row = teacher_row(term);
+    const cpu::RowSum sum = c_.kernels.exponentials(
+        row, kTypeOf<T>, static_cast<T>(teacher_scale(term)), vocab_, nullptr, nullptr);
+    s.max = sum.max;
+    s.sum = sum.sum;
+    s.log_sum = std::log(sum.sum);
+    s.divergence = c_.kernels.divergence(t.divergence, static_cast<const T*>(view.data),
+                                         student(layout.group_of[static_cast<size_t>(term)]), row,
+                                         teacher(term), static_cast<T>(t.beta), vocab_);
+  }
+}
+
+// One group's share of d total / d u.
+template <class T>
+void HeadRow<T>::add_group(int group, bool add, T* g) {
+  const HeadLayout& layout = c_.layout;
+  const double scale = layout.groups[static_cast<size_t>(group)].scale;
+  const auto& terms = layout.groups[static_cast<size_t>(group)].terms;
+  const cpu::RowSoftmax<T> q = student(group);
+  const T* const u = static_cast<const T*>(effective().data);
+  RowCoefficients sum = c_.scalars.coefficients(group, row_);
+  const auto each_distillation = [&](bool top_k, auto&& use) {
+    for (const int term : terms) {
+      const LossTerm& t = layout.config.terms[static_cast<size_t>(term)];
+      if (t.kind != LossKind::kDistillation) continue;
+      if (layout.is_top_k(term) != top_k) continue;
+      const double gain = c_.scalars.gain(term, row_);
+      if (gain != 0) use(term, t, gain);
+    }
+  };
+  each_distillation(true, [&](int term, const LossTerm&, double gain) {
+    sum.p += gain * with_top_k(term, [](const auto& row) { return row.dense(); });
+  });
+  if (sum.p != 0 || sum.u != 0) {
+    c_.kernels.label_gradient(u, q, static_cast<T>(scale * sum.p), static_cast<T>(scale * sum.u),
+                              c_.class_weights, add, vocab_, g);
+  } else if (!add) {
+    std::fill(g, g + vocab_, T(0));
+  }
+  each_distillation(false, [&](int term, const LossTerm& t, double gain) {
+    c_.kernels.divergence_gradient(
+        t.divergence, u, q, teacher_row(term), teacher(term), static_cast<T>(t.beta),
+        c_.scalars.teacher(term, row_).divergence, static_cast<T>(scale * gain), vocab_, g);
+  });
+  each_distillation(true, [&](int term, const LossTerm& t, double gain) {
+    const auto index = static_cast<size_t>(t.teacher);
+    const int64_t k = layout.config.teachers[index].k;
+    with_top_k(term, [&](const auto& row) {
+      for (int64_t i = 0; i < k; ++i) {
+        const int64_t id = c_.inputs.teachers[index].ids[row_ * k + i];
+        g[id] += static_cast<T>(scale * gain * row.sparse(i));
+      }
+    });
+  });
+  if (label_ >= 0) g[label_] -= static_cast<T>(scale * sum.l);
+}
+
+template <class T>
+void HeadRow<T>::gradient(const RowTarget& out) {
+  const HeadLayout& layout = c_.layout;
+  if (const int group = layout.one_label_group; group >= 0) {
+    const double scale = layout.groups[static_cast<size_t>(group)].scale;
+    const RowCoefficients sum = c_.scalars.coefficients(group, row_);
+    if (sum.p == 0 && sum.l == 0) return out.add_nothing(vocab_);
+    T* const e = exponentials_at(out);
+    if (!kept_) {
+      const RowView view = layout.changes_logits ? effective() : logits_;
+      c_.kernels.exponentials(view.data, view.dtype, static_cast<T>(scale), vocab_, e, block_max());
+    }
+    const double old =
+        label_ >= 0 && out.accumulate ? cpu::load_double(out.data, out.dtype, label_) : 0;
+    c_.kernels.scale_exponentials(e, block_max(), student(group), static_cast<T>(scale * sum.p),
+                                  vocab_, out.dtype, out.data, out.accumulate);
+    if (label_ >= 0) {
+      // p q_y - l, without the cancellation of q_y near 1.
+      const SoftmaxStatistics& s = c_.scalars.softmax(group, row_);
+      const double value = sum.p * std::expm1(s.label - s.log_sum) + (sum.p - sum.l);
+      cpu::store_double(old + scale * value, out.data, out.dtype, label_);
+    }
+    return;
+  }
+  T* const g = scratch(layout.scratch_student + layout.scratch_teacher);
+  bool add = false;
+  for (int group = 0; group < static_cast<int>(layout.groups.size()); ++group) {
+    if (!layout.has_gradient(group)) continue;
+    add_group(group, add, g);
+    add = true;
+  }
+  if (!add) std::fill(g, g + vocab_, T(0));
+  if (layout.config.options.softcap > 0) {
+    c_.kernels.softcap_slope(static_cast<const T*>(effective().data),
+                             static_cast<T>(layout.config.options.softcap), vocab_, g);
+  }
+  c_.kernels.store(g, vocab_, out.dtype, out.data, out.accumulate);
+}
+
+template <class T>
+int64_t HeadRow<T>::argmax() const {
+  return c_.kernels.argmax(logits_.data, logits_.dtype, c_.bias, vocab_);
+}
+
+template class HeadRow<float>;
+template class HeadRow<double>;
+
+}  // namespace ullage::lossk
