@@ -236,12 +236,10 @@ TEST(Checkpoint, ReadsTheTokenizerOfGguf) {
 }
 
 TEST(Checkpoint, RefusesATokenizerThatIsNotThere) {
-  for (const std::string name : {"qwen3-tiny", "qwen3-tiny.gguf"}) {
-    const auto tokenizer = open_model(name).tokenizer();
-    ASSERT_FALSE(tokenizer);
-    EXPECT_EQ(tokenizer.status().code(), kModelTokenizer);
-    EXPECT_NE(tokenizer.status().message().find(name), std::string::npos);
-  }
+  const auto tokenizer = open_model("qwen3-tiny.gguf").tokenizer();
+  ASSERT_FALSE(tokenizer);
+  EXPECT_EQ(tokenizer.status().code(), kModelTokenizer);
+  EXPECT_NE(tokenizer.status().message().find("qwen3-tiny.gguf"), std::string::npos);
 }
 
 }  // namespace

@@ -189,6 +189,32 @@ TEST_F(ModelFolder, FindsTheDecoderOfAMultimodalModel) {
   }
 }
 
+TEST_F(ModelFolder, ReadsTheTokenizerBesideTheModel) {
+  const std::string config =
+      changed(kConfig, R"("vocab_size":10)", R"("vocab_size":12,"eos_token_id":[3,4])");
+  const auto model = open(with(llama(), "model.embed_tokens.weight", {"[12,8]", 96}), config);
+  ASSERT_TRUE(model) << model.status().to_string();
+  expect_refused(model->tokenizer(), kModelTokenizer, {"no tokenizer.json"});
+  const auto write_tokens = [&](int n) {
+    std::string vocab;
+    for (int i = 0; i < n; ++i) {
+      vocab += (i > 0 ? ",\"" : "\"") + std::string(1, static_cast<char>('a' + i)) +
+               "\":" + std::to_string(i);
+    }
+    folder_.write("tokenizer.json",
+                  R"({"model":{"type":"BPE","vocab":{)" + vocab +
+                      R"(},"merges":[]},"pre_tokenizer":{"type":"ByteLevel",)"
+                      R"("add_prefix_space":false,"use_regex":true},"added_tokens":[]})");
+  };
+  write_tokens(11);  // a padded embedding is as it should be
+  const auto tokenizer = model->tokenizer();
+  ASSERT_TRUE(tokenizer) << tokenizer.status().to_string();
+  EXPECT_EQ(tokenizer->size(), 11);
+  EXPECT_EQ(tokenizer->eos_id(), 3);
+  write_tokens(13);
+  expect_refused(model->tokenizer(), kModelTokenizer, {"13 tokens", "12 rows"});
+}
+
 // The same model in two shards.
 class Shards : public ModelFolder {
  protected:
