@@ -169,7 +169,10 @@ Result<Tokenizer> Tokenizer::create(TokenizerData data) {
 Result<Tokenizer> Tokenizer::from_json_file(const std::filesystem::path& path) {
   auto data = read_tokenizer_json(path);
   if (!data) return data.status();
-  return create(*std::move(data));
+  auto tokenizer = create(*std::move(data));
+  if (tokenizer) return tokenizer;
+  return {tokenizer.status().code(),
+          fmt::format("{}: {}", path.string(), tokenizer.status().message())};
 }
 
 Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
