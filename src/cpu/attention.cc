@@ -5,31 +5,27 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/attention.cc"
-// clang-format off: foreach_target.h comes first.
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
-#include <hwy/contrib/math/math-inl.h>
-// clang-format on
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+//
+#include "cpu/row_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ullage::cpu {
-namespace HWY_NAMESPACE {
+namespace ullage::cpu::HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
-
+// No wider than a block of keys.
 using Lanes = hn::CappedTag<float, kKeyBlock>;
 
 // scores[0 .. round_up(n_keys)); what lies past n_keys is of no consequence.
 void score_keys(const float* query, const float* keys, int64_t n_keys, int64_t d_head, float scale,
                 float* scores) {
   const Lanes d;
-  const auto n_lanes = static_cast<int64_t>(hn::Lanes(d));
+  constexpr int64_t kLanes = kLanesOf<Lanes>;
   for (int64_t block = 0; block < n_keys; block += kKeyBlock) {
     const float* block_keys = keys + block * d_head;  // [d_head][kKeyBlock]
-    for (int64_t lane = 0; lane < kKeyBlock; lane += n_lanes) {
+    for (int64_t lane = 0; lane < kKeyBlock; lane += kLanes) {
       auto sum = hn::Zero(d);
       for (int64_t i = 0; i < d_head; ++i) {
-        sum = hn::MulAdd(hn::Set(d, query[i]), hn::Load(d, block_keys + i * kKeyBlock + lane), sum);
+        sum = fma(d, hn::Set(d, query[i]), hn::Load(d, block_keys + i * kKeyBlock + lane), sum);
       }
       hn::Store(hn::Mul(sum, hn::Set(d, scale)), d, scores + block + lane);
     }
@@ -40,16 +36,13 @@ void score_keys(const float* query, const float* keys, int64_t n_keys, int64_t d
 // j = l mod kKeyBlock, whatever the vector width, and lanes are added in ascending order.
 float exponentials(int64_t n_keys, float* scores) {
   const Lanes d;
-  const auto n_lanes = static_cast<int64_t>(hn::Lanes(d));
-  float max = scores[0];
-  for (int64_t j = 1; j < n_keys; ++j) max = std::max(max, scores[j]);
+  constexpr int64_t kLanes = kLanesOf<Lanes>;
+  const auto max = hn::Set(d, max_row(scores, n_keys));
   HWY_ALIGN float lane_sums[kKeyBlock] = {};
   for (int64_t block = 0; block < n_keys; block += kKeyBlock) {
-    for (int64_t lane = 0; lane < kKeyBlock; lane += n_lanes) {
-      const auto shifted = hn::Sub(hn::Load(d, scores + block + lane), hn::Set(d, max));
-      // Highway's Exp maps NaN to 0; a NaN must surface.
-      auto e = hn::IfThenElse(hn::IsNaN(shifted), shifted, hn::Exp(d, shifted));
-      const int64_t n_live = std::clamp<int64_t>(n_keys - block - lane, 0, n_lanes);
+    for (int64_t lane = 0; lane < kKeyBlock; lane += kLanes) {
+      auto e = exp(d, hn::Sub(hn::Load(d, scores + block + lane), max));
+      const int64_t n_live = std::clamp<int64_t>(n_keys - block - lane, 0, kLanes);
       e = hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(n_live)), e);
       hn::Store(e, d, scores + block + lane);
       hn::Store(hn::Add(hn::Load(d, lane_sums + lane), e), d, lane_sums + lane);
@@ -64,33 +57,33 @@ float exponentials(int64_t n_keys, float* scores) {
 void weigh_values(const float* weights, const float* values, int64_t n_keys, int64_t d_head,
                   float inverse_sum, float* out) {
   const Lanes d;
-  const auto n_lanes = static_cast<int64_t>(hn::Lanes(d));
+  constexpr int64_t kLanes = kLanesOf<Lanes>;
   const int64_t stride = value_stride(d_head);
-  const int64_t tile = 4 * n_lanes;
+  constexpr int64_t kTile = 4 * kLanes;
   const auto normalise = hn::Set(d, inverse_sum);
-  for (int64_t first = 0; first < d_head; first += tile) {
+  for (int64_t first = 0; first < d_head; first += kTile) {
     // Where fewer than four vectors are left, the surplus ones read the first again and are
     // dropped.
     int64_t offset[4];
     for (int64_t t = 0; t < 4; ++t) {
-      offset[t] = first + t * n_lanes < d_head ? first + t * n_lanes : first;
+      offset[t] = first + t * kLanes < d_head ? first + t * kLanes : first;
     }
     auto sum0 = hn::Zero(d), sum1 = hn::Zero(d), sum2 = hn::Zero(d), sum3 = hn::Zero(d);
     for (int64_t j = 0; j < n_keys; ++j) {
       const auto weight = hn::Set(d, weights[j]);
       const float* row = values + j * stride;
-      sum0 = hn::MulAdd(weight, hn::Load(d, row + offset[0]), sum0);
-      sum1 = hn::MulAdd(weight, hn::Load(d, row + offset[1]), sum1);
-      sum2 = hn::MulAdd(weight, hn::Load(d, row + offset[2]), sum2);
-      sum3 = hn::MulAdd(weight, hn::Load(d, row + offset[3]), sum3);
+      sum0 = fma(d, weight, hn::Load(d, row + offset[0]), sum0);
+      sum1 = fma(d, weight, hn::Load(d, row + offset[1]), sum1);
+      sum2 = fma(d, weight, hn::Load(d, row + offset[2]), sum2);
+      sum3 = fma(d, weight, hn::Load(d, row + offset[3]), sum3);
     }
     HWY_ALIGN float sums[4 * kKeyBlock];
     hn::Store(hn::Mul(sum0, normalise), d, sums);
-    hn::Store(hn::Mul(sum1, normalise), d, sums + n_lanes);
-    hn::Store(hn::Mul(sum2, normalise), d, sums + 2 * n_lanes);
-    hn::Store(hn::Mul(sum3, normalise), d, sums + 3 * n_lanes);
+    hn::Store(hn::Mul(sum1, normalise), d, sums + kLanes);
+    hn::Store(hn::Mul(sum2, normalise), d, sums + 2 * kLanes);
+    hn::Store(hn::Mul(sum3, normalise), d, sums + 3 * kLanes);
     std::memcpy(out + first, sums,
-                static_cast<size_t>(std::min(tile, d_head - first)) * sizeof(float));
+                static_cast<size_t>(std::min(kTile, d_head - first)) * sizeof(float));
   }
 }
 
@@ -101,8 +94,7 @@ void attend(const float* query, const KeyValueCache& cache, int64_t n_keys, int6
   weigh_values(scores, cache.values, n_keys, d_head, 1.0f / sum, out);
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace ullage::cpu
+}  // namespace ullage::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

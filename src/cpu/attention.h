@@ -2,7 +2,8 @@
 //
 // Grade: bitwise. A score is one sum over d_head in ascending order, an output element one sum over
 // keys in ascending order, so the result depends on the query and its keys alone: not on how the
-// tokens before it were split into calls, on its neighbours, or on the thread count.
+// tokens before it were split into calls, on its neighbours, on the thread count, or on which
+// instruction set ran.
 #pragma once
 
 #include <cstdint>

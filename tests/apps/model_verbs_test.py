@@ -1,4 +1,4 @@
-"""`ullage plan` and `ullage probe`, as a shell sees them: model_verbs_test.py PROGRAM SOURCE_DIR."""
+"""`ullage plan`, `loss` and `probe`, as a shell sees them: model_verbs_test.py PROGRAM SOURCE_DIR."""
 
 import json
 import pathlib
@@ -10,6 +10,7 @@ import unittest
 
 PROGRAM, SOURCE = sys.argv[1], pathlib.Path(sys.argv[2])
 MODELS = SOURCE / "tests/data/models"
+TEXT = SOURCE / "examples/text/pride_and_prejudice.txt"
 
 
 def ullage(*args):
@@ -97,6 +98,54 @@ class Plan(unittest.TestCase):
         self.assertIn("596,049,920", done.stdout)
         self.assertIn("bucket 1,024", done.stdout)
         self.assertNotIn("\033", done.stdout + done.stderr)
+
+
+class Loss(unittest.TestCase):
+    MODEL = MODELS / "qwen3-tiny"
+
+    def test_the_same_bits_whatever_the_chunk_or_the_threads(self):
+        losses = {
+            answer("loss", self.MODEL, "--text", TEXT, "--chunk", chunk, "--threads", threads)["result"]["mean_loss"]
+            for chunk, threads in ((1000, 2), (64, 1), (100000, 3))
+        }
+        self.assertEqual(len(losses), 1)
+
+    def test_the_plan_and_the_memory(self):
+        out = answer("loss", self.MODEL, "--text", TEXT, "--window", 100, "--chunk", 128, "--verify")
+        plan, result = out["plan"], out["result"]
+        n = plan["n_tokens"]
+        self.assertEqual(plan["n_scored"], n - plan["n_windows"])
+        self.assertEqual(result["n_scored"], plan["n_scored"])
+        self.assertEqual(plan["n_chunks"], -(-plan["n_scored"] // 128))
+        self.assertEqual(plan["peak_logit_bytes"], 128 * 512 * 4)
+        self.assertEqual(plan["materialized_logit_bytes"], plan["n_scored"] * 512 * 4)
+        self.assertEqual(plan["allocated_bytes"], sum(b["bytes"] for b in plan["bookings"]))
+        self.assertEqual((result["verify_chunk"], result["verify_mismatches"]), (65, 0))
+        self.assertGreater(out["measured"]["peak_resident_bytes"], plan["peak_logit_bytes"])
+
+    def test_a_budget_gives_the_chunk(self):
+        plan = answer("loss", self.MODEL, "--text", TEXT, "--budget", "300kB")["plan"]
+        self.assertEqual(plan["chunk"], 128)  # 146 rows of 2 KiB fit; the power of two below
+
+    def test_an_empty_text(self):
+        out = answer("loss", self.MODEL, "--text", "/dev/null")
+        self.assertEqual((out["result"]["mean_loss"], out["result"]["n_scored"]), (0, 0))
+
+    def test_quiet_in_pipes(self):
+        done = ullage("loss", self.MODEL, "--text", TEXT, "--verify")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertNotIn("\r", done.stdout)
+        self.assertLess(done.stdout.index("plan"), done.stdout.index("measured"))
+
+    def test_refusals(self):
+        self.assertEqual(refusal("loss", self.MODEL, "--text", "no/such/text"), 641)
+        self.assertEqual(refusal("loss", self.MODEL, "--text", MODELS), 641)
+        self.assertEqual(refusal("loss", MODELS / "qwen2-tiny-bias", "--text", TEXT), 659)
+        self.assertEqual(refusal("loss", self.MODEL, "--text", TEXT, "--chunk", 0), 581)
+        self.assertEqual(refusal("loss", self.MODEL, "--text", TEXT, "--chunk", (1 << 27) // 512 + 1), 587)
+        self.assertEqual(refusal("loss", self.MODEL, "--text", TEXT, "--budget", 2047), 587)
+        self.assertEqual(refusal("loss", self.MODEL, "--text", TEXT, "--window", 1), 581)
+        self.assertEqual(ullage("loss", self.MODEL, "--text", TEXT, "--chunk", 8, "--budget", "1MiB").returncode, 2)
 
 
 class Probe(unittest.TestCase):

@@ -10,6 +10,8 @@
 #include <random>
 #include <vector>
 
+#include "cpu/instruction_set.h"
+
 namespace ullage::cpu {
 namespace {
 
@@ -124,6 +126,19 @@ TEST(Attention, LaterPositionsAreNotSeen) {
     const std::vector<float> a = clean.attend_first(n);
     const std::vector<float> b = stale.attend_first(n);
     EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0) << n;
+  }
+}
+
+TEST(Attention, SameBitsOnEveryInstructionSet) {
+  for (const int64_t d_head : {2, 48, 128}) {
+    Problem p(77, d_head, 0);
+    const std::vector<float> expected = p.attend_first(77);
+    for (const std::string_view set : instruction_sets()) {
+      ASSERT_TRUE(force_instruction_set(set));
+      const std::vector<float> out = p.attend_first(77);
+      EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)), 0) << set;
+    }
+    force_instruction_set("");
   }
 }
 
