@@ -1,8 +1,8 @@
 /* The C interface of Ullage. It needs nothing but a C99 compiler; no call prints, exits or throws.
  *
  *   char* out;
- *   if (ullage_execute("residentk.contract", "residentk_dispatch_budget", "[28]", &out) == ULLAGE_RAN)
- *     puts(out);  // {"module":"residentk.contract","function":"residentk_dispatch_budget","result":171}
+ *   int ran = ullage_execute("residentk.contract", "residentk_dispatch_budget", "[28]", &out);
+ *   if (ran == ULLAGE_RAN) puts(out);  // {"module":...,"function":...,"result":171}
  *   ullage_string_free(out);
  *
  * Every call may be made from any thread. Strings are UTF-8 and end in a zero byte.
@@ -26,9 +26,9 @@ enum {
 /* "0.1.0". */
 ULLAGE_API const char* ullage_version(void);
 
-/* Runs one contract function: docs/functions.md lists them. args_json is a JSON array of positional arguments; null
- * means "[]". A null module or function is an unknown one. *out is the caller's, to be freed with
- * ullage_string_free. */
+/* Runs one contract function: docs/functions.md lists them. args_json is a JSON array of positional
+ * arguments; null means "[]". A null module or function is an unknown one. *out is the caller's, to
+ * be freed with ullage_string_free. */
 ULLAGE_API int ullage_execute(const char* module, const char* function, const char* args_json,
                               char** out);
 
@@ -38,8 +38,8 @@ ULLAGE_API void ullage_string_free(char* text);
 /* The name of a status code of any family, or "unknown_status". Never null, never to be freed. */
 ULLAGE_API const char* ullage_status_name(int code);
 
-/* The table of functions and constants as JSON: names, argument types, defaults, results, documentation. Not to
- * be freed; null where there was no memory for it. */
+/* The table of functions and constants as JSON: names, argument types, defaults, results,
+ * documentation. Not to be freed; null where there was no memory for it. */
 ULLAGE_API const char* ullage_functions_json(void);
 
 #ifdef __cplusplus
