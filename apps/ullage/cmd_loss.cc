@@ -16,21 +16,21 @@
 
 #include "model/checkpoint.h"
 #include "model_argument.h"
-#include "session/text_loss.h"
+#include "runtime/text_loss.h"
 #include "units.h"
 #include "verbs.h"
 
 namespace ullage::apps {
 namespace {
 
-using session::TextLossPlan;
-using session::TextLossResult;
+using runtime::TextLossPlan;
+using runtime::TextLossResult;
 
 struct Options {
   std::string model;
   std::string text;
   std::string budget = "256MiB";
-  session::TextLossRequest request;
+  runtime::TextLossRequest request;
   bool json = false;
 };
 
@@ -127,7 +127,7 @@ void print_json(const std::string& model, const TextLossPlan& plan, const TextLo
 }
 
 // One line on standard error, only where someone watches it.
-session::Progress progress_bar(int64_t n_tokens) {
+runtime::Progress progress_bar(int64_t n_tokens) {
   if (!isatty(STDERR_FILENO)) return {};
   return [n_tokens](int64_t n_done) {
     constexpr int64_t kWidth = 40;
@@ -155,13 +155,13 @@ int loss(const Options& options) {
   auto tokens = encode(*checkpoint, options.text);
   if (!tokens) return refuse(tokens.status());
   const auto n_tokens = static_cast<int64_t>(tokens->size());
-  auto plan = session::plan_text_loss(*checkpoint, n_tokens, options.request);
+  auto plan = runtime::plan_text_loss(*checkpoint, n_tokens, options.request);
   if (!plan) return refuse(plan.status());
   if (!options.json) print_plan(*plan);
 
   const auto start = std::chrono::steady_clock::now();
   auto result =
-      session::run_text_loss(*checkpoint, *tokens, options.request, progress_bar(n_tokens));
+      runtime::run_text_loss(*checkpoint, *tokens, options.request, progress_bar(n_tokens));
   if (!result) return refuse(result.status());
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   const Measured measured = {peak_resident_bytes(), elapsed.count()};
@@ -180,7 +180,7 @@ int loss(const Options& options) {
 
 void add_loss(CLI::App& program, int& exit_code) {
   const auto options = std::make_shared<Options>();
-  session::TextLossRequest& request = options->request;
+  runtime::TextLossRequest& request = options->request;
   CLI::App* verb = program.add_subcommand(
       "loss", "The mean loss and perplexity of a text, in a memory that is known before");
   verb->add_option("model", options->model, kModelHelp)->required();

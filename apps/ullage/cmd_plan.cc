@@ -16,8 +16,8 @@
 #include "model/config_json.h"
 #include "model_argument.h"
 #include "runtime/host.h"
+#include "runtime/text_loss.h"
 #include "session/sizing.h"
-#include "session/text_loss.h"
 #include "ullage/residentk/contract.h"
 #include "units.h"
 #include "verbs.h"
@@ -96,7 +96,7 @@ Result<Subject> open_subject(const Options& options) {
 }
 
 Result<Head> plan_head(const model::Config& config, int64_t n_tokens, int64_t budget_bytes) {
-  auto chunk = session::chunk_for_budget(config.vocab, budget_bytes);
+  auto chunk = runtime::chunk_for_budget(config.vocab, budget_bytes);
   if (!chunk) return chunk.status();
   constexpr int64_t kFloatBytes = sizeof(float);
   Head head;

@@ -1,9 +1,10 @@
 """An independent float64 decoder of the llama, qwen2 and qwen3 families, in numpy, for values to test against.
 
   decoder.py golden FOLDER                         rewrites FOLDER/golden.json from its prompts
+  decoder.py golden MODEL.gguf                     writes MODEL.gguf.golden.json from the prompts of the folder MODEL
   decoder.py perplexity MODEL.gguf TEXT [WINDOW]   the figure that `ullage loss` must reproduce
 
-Needs numpy; the second also gguf (weights and vocabulary) and tokenizers (a byte-pair encoder that shares no code with ours).
+Needs numpy; for GGUF files gguf, and for a text tokenizers, a byte-pair encoder that shares no code with ours.
 """
 
 import json
@@ -104,10 +105,37 @@ def open_folder(folder):
     return Decoder(shape, inverse_frequencies(rope["rope_theta"], d_head, rope), weights.get)
 
 
-def golden(folder):
-    path = folder / "golden.json"
-    document = json.loads(path.read_text())
-    decoder = open_folder(folder)
+def open_gguf(path):
+    """The decoder and a reader of the file's metadata."""
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    field = lambda name: reader.get_field(name).contents()
+    arch = field("general.architecture")
+    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head", "attn_norm": "input_layernorm"}
+    names |= {"ffn_norm": "post_attention_layernorm", "attn_output": "self_attn.o_proj"}
+    names |= {f"attn_{x}_norm": f"self_attn.{x}_norm" for x in "qk"}
+    names |= {f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"} | {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+    weights = {}
+    for tensor in reader.tensors:
+        *layer, name, suffix = tensor.name.split(".")
+        name = ".".join([*(["model.layers", layer[1]] if layer else []), names[name], suffix])
+        weights[name] = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
+    heads, kv_heads = field(f"{arch}.attention.head_count"), field(f"{arch}.attention.head_count_kv")
+    d_head = len(weights["model.layers.0.self_attn.q_proj.weight"]) // heads
+    shape = heads, kv_heads, d_head, field(f"{arch}.block_count"), float(field(f"{arch}.attention.layer_norm_rms_epsilon"))
+    frequencies = inverse_frequencies(field(f"{arch}.rope.freq_base"), d_head, None)
+    return Decoder(shape, frequencies, weights.get, pairs_adjacent=arch == "llama"), field
+
+
+def golden(model):
+    if model.suffix == ".gguf":
+        prompts, path = model.with_suffix("") / "golden.json", model.with_suffix(".gguf.golden.json")
+        decoder, _ = open_gguf(model)
+    else:
+        prompts = path = model / "golden.json"
+        decoder = open_folder(model)
+    document = json.loads(prompts.read_text())
     for run in document["runs"]:
         tokens, steps, margins = list(run["prompt"]), [], []
         hidden = decoder.hidden(np.array(tokens))
@@ -129,34 +157,17 @@ def golden(folder):
 
 
 def perplexity(model, text, window):
-    import gguf
     import tokenizers
 
-    reader = gguf.GGUFReader(model)
-    field = lambda name: reader.get_field(name).contents()
+    decoder, field = open_gguf(model)
+    assert field("tokenizer.ggml.pre") == "smollm"
     vocabulary = {token: i for i, token in enumerate(field("tokenizer.ggml.tokens"))}
     merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges")]
-    assert (field("general.architecture"), field("tokenizer.ggml.pre")) == ("llama", "smollm")
     encoder = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
     encoder.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [tokenizers.pre_tokenizers.Digits(individual_digits=True), tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokens = np.array(encoder.encode(text.read_text()).ids)
-
-    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head", "attn_norm": "input_layernorm"}
-    names |= {"ffn_norm": "post_attention_layernorm", "attn_output": "self_attn.o_proj"}
-    names |= {f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"} | {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
-    weights = {}
-    for tensor in reader.tensors:
-        *layer, name, suffix = tensor.name.split(".")
-        name = ".".join([*(["model.layers", layer[1]] if layer else []), names[name], suffix])
-        weights[name] = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
-    heads = field("llama.attention.head_count")
-    d_head = field("llama.rope.dimension_count")
-    shape = heads, field("llama.attention.head_count_kv"), d_head, field("llama.block_count")
-    eps = float(field("llama.attention.layer_norm_rms_epsilon"))
-    frequencies = inverse_frequencies(field("llama.rope.freq_base"), d_head, None)
-    decoder = Decoder((*shape, eps), frequencies, weights.get, pairs_adjacent=True)
     losses = []
     for first in range(0, len(tokens), window):
         part = tokens[first : first + window]

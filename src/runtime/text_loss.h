@@ -2,9 +2,10 @@
 // starts.
 //
 // The tokens are cut into windows that know nothing of each other; a window scores every token but
-// its first, each from the tokens of the window before it. Logits exist a chunk of tokens at a
-// time. Per-token losses are summed in token order, so the result does not depend on the chunk, on
-// the batch or on the thread count, to the last bit.
+// its first, each from the tokens of the window before it. The losses are lossk's cross-entropy of
+// the hidden states: logits exist a chunk of tokens at a time. Per-token losses are summed in token
+// order, so the result does not depend on the chunk, on the batch or on the thread count, to the
+// last bit.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@
 #include "ullage/plan.h"
 #include "ullage/status.h"
 
-namespace ullage::session {
+namespace ullage::runtime {
 
 struct TextLossRequest {
   int64_t window = 512;                // tokens, at least 2
@@ -67,4 +68,4 @@ Result<TextLossResult> run_text_loss(const model::Checkpoint& checkpoint,
                                      std::span<const int32_t> tokens,
                                      const TextLossRequest& request, const Progress& progress);
 
-}  // namespace ullage::session
+}  // namespace ullage::runtime
