@@ -167,7 +167,7 @@ Status check_row_inputs(const Shape& shape, const Inputs& inputs) {
   if (!inputs.segments) return kHeadOk;
   ULLAGE_RETURN_IF_REFUSED(check_index({"segments"}, inputs.segments, n));
   for (int64_t i = 0; i < n; ++i) {
-    if (inputs.labels && inputs.labels[i] < 0) continue;
+    if (!inputs.labels || inputs.labels[i] < 0) continue;
     const int64_t segment = inputs.segments[i];
     if (segment < 0 || segment >= inputs.n_segments) {
       return {kHeadBadSegments,
