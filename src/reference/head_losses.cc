@@ -221,8 +221,10 @@ HeadResult head_losses(const HeadConfig& config, const HeadInputs& inputs) {
       }
     }
     result.terms.push_back(scalar);
+    result.divisors.push_back(divisor);
     if (term.weight != 0) result.total += term.weight * scalar;
     result.policy_metrics.push_back(computed.metrics);
+    result.term_row_loss.push_back(std::move(computed.row_loss));
     result.term_d_logits.push_back(std::move(computed.d_logits));
   }
   if (d_model > 0) backward_product(config, inputs, weight, read, result);

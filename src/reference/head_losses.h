@@ -40,7 +40,8 @@ struct HeadInputs {
 };
 
 struct HeadResult {
-  std::vector<double> terms;  // [n_terms] unweighted scalars
+  std::vector<double> terms;     // [n_terms] unweighted scalars
+  std::vector<double> divisors;  // [n_terms] what each was divided by
   double total = 0;
   int64_t n_valid = 0;
 
@@ -54,8 +55,9 @@ struct HeadResult {
   std::vector<double> d_logits;
   std::vector<double> d_hidden, d_weight, d_bias, d_adapter_a, d_adapter_b;
 
-  // Each scalar's own gradient, [n_terms][n_tok][vocab]: no weight, no upstream.
-  std::vector<std::vector<double>> term_d_logits;
+  // Each term's own: row losses [n_terms][n_tok], and the gradient of its scalar
+  // [n_terms][n_tok][vocab]. No weight, no upstream.
+  std::vector<std::vector<double>> term_row_loss, term_d_logits;
 };
 
 HeadResult head_losses(const lossk::HeadConfig& config, const HeadInputs& inputs);
