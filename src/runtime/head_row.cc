@@ -261,7 +261,8 @@ void HeadRow<T>::gradient(const RowTarget& out) {
     if (label_ >= 0) {
       // p q_y - l, without the cancellation of q_y near 1.
       const SoftmaxStatistics& s = c_.scalars.softmax(group, row_);
-      const double value = sum.p * std::expm1(s.label - s.log_sum) + (sum.p - sum.l);
+      const double lp = s.label - s.log_sum;
+      const double value = (sum.p - sum.l) * std::exp(lp) + sum.l * std::expm1(lp);
       cpu::store_double(old + scale * value, out.data, out.dtype, label_);
     }
     return;
