@@ -11,6 +11,7 @@ namespace ullage::apps {
 #define ULLAGE_VERBS(X) \
   X(exec)               \
   X(functions)          \
+  X(head_loss)          \
   X(loss)               \
   X(plan)               \
   X(probe)
