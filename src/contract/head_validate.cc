@@ -289,6 +289,11 @@ Status validate(const HeadConfig& config) {
 
 Status check_plan(const Shape& shape, const HeadConfig& config, const Request& request) {
   if (Status status = check_shape(shape); !status.ok()) return status;
+  int64_t last_label;
+  if (__builtin_add_overflow(config.options.vocab_offset, shape.vocab - 1, &last_label)) {
+    return refuse(kHeadShapeMismatch, "options", "vocab_offset",
+                  describe(config.options.vocab_offset), "at most 2^63 - vocab");
+  }
   if (Status status = check_request(shape, config.options, request); !status.ok()) return status;
   for (const LossTerm& term : config.terms) {
     if (term.kind != LossKind::kDistillation) continue;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 namespace ullage::reference {
 
@@ -216,7 +217,7 @@ RowBound slope_bound(const SlopeBound& b, int64_t label, const BoundedSoftmax& s
 
 // Labelled rows of each segment, or of the batch.
 struct SegmentMeans {
-  std::vector<double> n_labels, log_ratio, advantage;
+  std::map<int64_t, double> n_labels, log_ratio, advantage;
 };
 
 }  // namespace
@@ -228,9 +229,6 @@ std::vector<RowBound> policy_bounds(const TermContext& c,
   const bool gspo = term.kind == LossKind::kGspo;
   const auto segment = [&](int64_t row) { return in.segments.empty() ? 0 : in.segments[row]; };
   SegmentMeans mean;
-  for (std::vector<double>* each : {&mean.n_labels, &mean.log_ratio, &mean.advantage}) {
-    each->assign(std::max<int64_t>(in.n_segments, 1), 0);
-  }
   double worst_lp = 0;
   const auto lp_of = [&](int64_t row) { return softmax[row].exact.log_q[c.label(row)]; };
   for (int64_t row = 0; row < c.n_tok(); ++row) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "reference/head_terms.h"
 
@@ -13,17 +14,19 @@ using lossk::LossKind;
 using lossk::LossTerm;
 using lossk::PolicyNormalizer;
 
+// A number for each segment that has a labelled row: ids may be far apart.
+using PerSegment = std::map<int64_t, double>;
+
 // Labelled rows of each segment; without segments the batch is one.
 struct Segments {
-  std::vector<int64_t> of_row;   // [n_tok], 0 on rows without a label
-  std::vector<double> n_labels;  // [segments]
+  std::vector<int64_t> of_row;  // [n_tok], 0 on rows without a label
+  PerSegment n_labels;
 };
 
 Segments count_segments(const TermContext& context) {
   const HeadInputs& inputs = context.inputs;
   Segments result;
   result.of_row.assign(context.n_tok(), 0);
-  result.n_labels.assign(inputs.segments.empty() ? 1 : inputs.n_segments, 0);
   for (int64_t row = 0; row < context.n_tok(); ++row) {
     if (!context.counts(row)) continue;
     if (!inputs.segments.empty()) result.of_row[row] = inputs.segments[row];
@@ -86,14 +89,13 @@ double entropy(const LogSoftmax& softmax) {
 TermResult policy_term(const TermContext& context) {
   const LossTerm& term = context.term;
   const HeadInputs& inputs = context.inputs;
-  const Segments segments = count_segments(context);
+  Segments segments = count_segments(context);
   const std::vector<LogSoftmax> softmax = softmax_of_counted_rows(context);
   const double low = 1 - term.epsilon_low, high = 1 + term.epsilon_high;
   const bool gspo = term.kind == LossKind::kGspo;
-  const auto n_segments = static_cast<int64_t>(segments.n_labels.size());
 
   // gspo: the ratio is the geometric mean of the segment's, the advantage the mean.
-  std::vector<double> mean_log_ratio(n_segments, 0), mean_advantage(n_segments, 0);
+  PerSegment mean_log_ratio, mean_advantage;
   for (int64_t row = 0; row < context.n_tok(); ++row) {
     if (!context.counts(row)) continue;
     const int64_t d = segments.of_row[row];
@@ -156,7 +158,7 @@ TermResult policy_term(const TermContext& context) {
     metrics.min_advantage = std::min(metrics.min_advantage, inputs.advantages[row]);
     metrics.n_tokens += 1;
   }
-  for (const double n : segments.n_labels) metrics.n_segments += n > 0 ? 1 : 0;
+  metrics.n_segments = static_cast<int64_t>(segments.n_labels.size());
   result.default_divisor = default_divisor(context, n_tokens);
   return result;
 }
@@ -168,7 +170,7 @@ TermResult preference_term(const TermContext& context) {
   const HeadInputs& inputs = context.inputs;
   const Segments segments = count_segments(context);
   const std::vector<LogSoftmax> softmax = softmax_of_counted_rows(context);
-  std::vector<double> log_ratio(inputs.n_segments, 0), slope(inputs.n_segments, 0);
+  PerSegment log_ratio, slope;
   for (int64_t row = 0; row < context.n_tok(); ++row) {
     if (!context.counts(row)) continue;
     log_ratio[segments.of_row[row]] +=

@@ -174,6 +174,8 @@ TEST(HeadCheckPlan, RefusesShapesAndRequestsThatDoNotFit) {
   expect_refused(request(hidden, {.d_adapter = true}), kHeadShapeMismatch, "d_adapter");
   expect_refused(request(logits, {}, {.bias = true}), kHeadShapeMismatch, "bias");
   expect_refused(request(logits, {}, {.adapter_rank = 1}), kHeadShapeMismatch, "adapter_rank");
+  expect_refused(request(logits, {}, {.vocab_offset = INT64_MAX - 3}), kHeadShapeMismatch,
+                 "vocab_offset");
   expect_refused(request(logits, {.grad_dtype = static_cast<DType>(4)}), kHeadBadDtype, "dtype");
 
   const auto teacher = [&](Teacher each, bool truncate) {

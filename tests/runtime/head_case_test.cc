@@ -6,6 +6,7 @@
 
 #include "runtime/head_case_run.h"
 #include "runtime/head_config_json.h"
+#include "support/seed.h"
 
 namespace ullage::test {
 namespace {
@@ -145,6 +146,41 @@ TEST(HeadCase, RefusalsStayWithTheirCase) {
   ASSERT_TRUE(listed);
   EXPECT_EQ(listed->cases.size(), 2u);
   EXPECT_FALSE(listed->cases[0]);
+}
+
+// Documents with bytes replaced, dropped and doubled are answered or refused, and nothing worse
+// (the sanitizers watch).
+TEST(HeadCase, MutatedDocumentsAreAnsweredOrRefused) {
+  const std::string text = R"({"hidden": [[1, 0.5], [2, -1]], "weight": [[1, 0], [0, 1], [2, 3]],
+      "bias": [0, 1, 2], "adapter_a": [[1, 2]], "adapter_b": [[1], [2], [3]], "labels": [0, -1],
+      "segments": [0, 1], "n_segments": 2, "pairs": [[0, 1]], "mask": [1, 0], "softcap": 3,
+      "teachers": [{"ids": [[0, 1], [2, 1]], "log_probs": [[-1, -2], [-1, "-inf"]]}],
+      "advantages": [1, 2], "old_log_probs": [-1, -1], "reference_log_probs": [-1, -1],
+      "losses": [{"name": "a", "kind": "gspo"}, {"name": "b", "kind": "dpo"},
+                 {"name": "c", "kind": "distillation", "mask": "own"},
+                 {"name": "d", "kind": "cross_entropy", "label_smoothing": 0.1}]})";
+  ASSERT_EQ(run_case(text)["status"], 680) << run_case(text);
+  Rng rng(test_seed());
+  int answered = 0;
+  for (int round = 0; round < 5000; ++round) {
+    std::string mutated = text;
+    for (int64_t n = 1 + below(rng, 3); n > 0; --n) {
+      const auto at = static_cast<size_t>(below(rng, static_cast<int64_t>(mutated.size())));
+      const int64_t kind = below(rng, 3);
+      if (kind == 0) mutated[at] = "0123456789-.,[]{}\"aei"[below(rng, 21)];
+      if (kind == 1) mutated.erase(at, 1);
+      if (kind == 2) mutated.insert(at, 1, mutated[at]);
+    }
+    const auto cases = runtime::head_cases_from_json(mutated);
+    if (!cases) continue;
+    for (const auto& head : cases->cases) {
+      if (!head) continue;
+      const bool ran = runtime::run_head_case(*head, {}).ok();
+      EXPECT_EQ(runtime::run_head_case(*head, {.reference = true}).ok(), ran) << mutated;
+      answered += ran;
+    }
+  }
+  EXPECT_GT(answered, 100);
 }
 
 }  // namespace

@@ -295,6 +295,7 @@ TEST(HeadMatrix, PoisonedIgnoredRows) {
         head.config.options.bias = d_model > 0;
         head.inputs.labels[3] = -100;
         head.inputs.labels[6] = -1;
+        head.inputs.upstream_rows = normals(rng, 8, 1);
         PlanCase c = case_of(head, dtype);
         c.limits.chunk = 3;
         SCOPED_TRACE(name_of_case(c));
@@ -303,9 +304,9 @@ TEST(HeadMatrix, PoisonedIgnoredRows) {
         for (size_t row = 0; row < 8; ++row) {
           if (in.labels[row] >= 0) continue;
           for (std::vector<double>* values :
-               {&in.logits, &in.hidden, &in.token_weights, &in.advantages, &in.old_log_probs,
-                &in.reference_log_probs, &in.teachers[0].logits, &in.teachers[1].hidden,
-                &in.teachers[2].log_probs}) {
+               {&in.logits, &in.hidden, &in.token_weights, &in.upstream_rows, &in.advantages,
+                &in.old_log_probs, &in.reference_log_probs, &in.teachers[0].logits,
+                &in.teachers[1].hidden, &in.teachers[2].log_probs}) {
             const size_t width = values->size() / 8;
             for (size_t i = 0; i < width; ++i) {
               (*values)[row * width + i] = i % 3 == 0 ? kNan : i % 3 == 1 ? kInf : -kInf;
