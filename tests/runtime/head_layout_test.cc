@@ -421,7 +421,8 @@ TEST(HeadLayout, RowStridesBeyond32Bits) {
   EXPECT_NEAR(loss[0], std::log(5), 1e-7);
   EXPECT_NEAR(loss[2], std::log(1 + 4 * std::exp(-10.0)), 1e-7);
   EXPECT_NEAR(rows[stride + 1], -.8, 1e-7);
-  EXPECT_NEAR(rows[2 * stride + 4], -4 * std::exp(-10.0) / (1 + 4 * std::exp(-10.0)), 1e-9);
+  // 1 - q of a float32 sum: a unit in the last place of 1.
+  EXPECT_NEAR(rows[2 * stride + 4], -4 * std::exp(-10.0) / (1 + 4 * std::exp(-10.0)), 0x1p-23);
   munmap(memory, bytes);
 }
 
