@@ -25,7 +25,7 @@ Result<Bpe> Bpe::create(const std::array<int32_t, 256>& byte_ids, std::span<cons
   bpe.hash_shift_ = 64 - std::countr_zero(bpe.slots_.size());
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const Merge& merge = merges[rank];
-    auto& slot = const_cast<Slot&>(bpe.slot_of(merge.left, merge.right));
+    Slot& slot = bpe.slots_[bpe.slot_of(merge.left, merge.right)];
     if (slot.pair != kEmpty) {
       return {kModelDuplicate, "merges " + std::to_string(slot.rank) + " and " +
                                    std::to_string(rank) + " join the same pair of tokens"};
@@ -35,20 +35,20 @@ Result<Bpe> Bpe::create(const std::array<int32_t, 256>& byte_ids, std::span<cons
   return bpe;
 }
 
-const Bpe::Slot& Bpe::slot_of(int32_t left, int32_t right) const {
+size_t Bpe::slot_of(int32_t left, int32_t right) const {
   const uint64_t pair = pair_of(left, right);
   // Fibonacci hashing: 2^64 divided by the golden ratio spreads consecutive ids over the upper
   // bits.
   size_t at = (pair * 0x9e3779b97f4a7c15u) >> hash_shift_;
   while (slots_[at].pair != pair && slots_[at].pair != kEmpty) at = (at + 1) & (slots_.size() - 1);
-  return slots_[at];
+  return at;
 }
 
 void Bpe::rank_pair(Scratch& scratch, uint32_t at) const {
   Symbol& symbol = scratch.symbols[at];
   symbol.rank = kNoRank;
   if (symbol.next == kNone) return;
-  const Slot& slot = slot_of(symbol.id, scratch.symbols[symbol.next].id);
+  const Slot& slot = slots_[slot_of(symbol.id, scratch.symbols[symbol.next].id)];
   if (slot.rank == kNoRank) return;
   symbol.rank = slot.rank;
   symbol.result = slot.result;

@@ -48,7 +48,8 @@ class Bpe {
     uint32_t rank;
     int32_t result;
   };
-  const Slot& slot_of(int32_t left, int32_t right) const;
+  // The place of a pair: its slot, or the empty one where it would go.
+  size_t slot_of(int32_t left, int32_t right) const;
   // Looks up the merge of the symbol at `at` with its next one, and queues it.
   void rank_pair(Scratch& scratch, uint32_t at) const;
 
