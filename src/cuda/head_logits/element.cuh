@@ -1,0 +1,214 @@
+// Eight adjacent columns of a row: as stored, and as float32.
+//
+// `aligned`: the address is a multiple of 16 bytes, and one or two 16-byte accesses do; otherwise
+// the columns are accessed one at a time, slower and to the same bits. Columns at and past `valid`
+// read as -inf and are never accessed.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/head_logits/params.h"
+#include "cuda/ptx.cuh"
+
+namespace ullage::lossk::cuda {
+
+static_assert(kLaneColumns == 8, "Vector holds eight columns");
+
+// float32: two 16-byte words; 16-bit types: one.
+template <class T>
+inline constexpr int kWordsOf = kLaneColumns * sizeof(T) / 16;
+
+template <class T>
+struct Vector {
+  uint4 words[kWordsOf<T>];
+};
+
+__device__ inline float to_float(float value) { return value; }
+__device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ inline float to_float(__half value) { return __half2float(value); }
+
+template <class T>
+__device__ T from_float(float value);
+template <>
+__device__ inline float from_float<float>(float value) {
+  return value;
+}
+template <>
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
+template <>
+__device__ inline __half from_float<__half>(float value) {
+  return __float2half_rn(value);
+}
+
+template <class T>
+__device__ T minus_infinity();
+template <>
+__device__ inline float minus_infinity<float>() {
+  return __int_as_float(0xff800000);
+}
+template <>
+__device__ inline __nv_bfloat16 minus_infinity<__nv_bfloat16>() {
+  return __ushort_as_bfloat16(0xff80);
+}
+template <>
+__device__ inline __half minus_infinity<__half>() {
+  return __ushort_as_half(0xfc00);
+}
+
+__device__ inline uint32_t bits_of(float value) { return __float_as_uint(value); }
+__device__ inline uint32_t bits_of(__nv_bfloat16 value) { return __bfloat16_as_ushort(value); }
+__device__ inline uint32_t bits_of(__half value) { return __half_as_ushort(value); }
+
+template <class T>
+__device__ inline bool is_aligned(const T* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
+template <class T>
+__device__ inline Vector<T> load_vector(const T* from, int valid, bool aligned) {
+  constexpr int kWords = kWordsOf<T>;
+  constexpr int kPerPart = 4 / sizeof(T);  // columns in 32 bits
+  Vector<T> v;
+  if (aligned && valid >= kLaneColumns) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) v.words[i] = reinterpret_cast<const uint4*>(from)[i];
+  } else {
+    uint32_t parts[4 * kWords];
+#pragma unroll
+    for (int i = 0; i < 4 * kWords; ++i) {
+      parts[i] = 0;
+#pragma unroll
+      for (int j = 0; j < kPerPart; ++j) {
+        const int column = i * kPerPart + j;
+        const T value = column < valid ? from[column] : minus_infinity<T>();
+        parts[i] |= bits_of(value) << (j * 16);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      v.words[i] = make_uint4(parts[4 * i], parts[4 * i + 1], parts[4 * i + 2], parts[4 * i + 3]);
+    }
+  }
+  return v;
+}
+
+__device__ inline void unpack(const Vector<float>& v, float (&x)[8]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    x[4 * i] = __uint_as_float(v.words[i].x), x[4 * i + 1] = __uint_as_float(v.words[i].y);
+    x[4 * i + 2] = __uint_as_float(v.words[i].z), x[4 * i + 3] = __uint_as_float(v.words[i].w);
+  }
+}
+// A bf16 is the upper half of a float32.
+__device__ inline void unpack(const Vector<__nv_bfloat16>& v, float (&x)[8]) {
+  const uint32_t pairs[4] = {v.words[0].x, v.words[0].y, v.words[0].z, v.words[0].w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = __uint_as_float(pairs[i] << 16);
+    x[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
+  }
+}
+__device__ inline void unpack(const Vector<__half>& v, float (&x)[8]) {
+  const uint32_t pairs[4] = {v.words[0].x, v.words[0].y, v.words[0].z, v.words[0].w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = __half2float(__ushort_as_half(static_cast<uint16_t>(pairs[i])));
+    x[2 * i + 1] = __half2float(__ushort_as_half(static_cast<uint16_t>(pairs[i] >> 16)));
+  }
+}
+
+// The running maximum of each of a vector's words; NaN stays.
+template <class T>
+struct RunningMax;
+
+template <>
+struct RunningMax<float> {
+  float m = minus_infinity<float>();
+  __device__ void add(const Vector<float>& v) {
+    float x[8];
+    unpack(v, x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) m = ullage::cuda::ptx::max_nan(m, x[i]);
+  }
+  __device__ float value() const { return m; }
+};
+template <>
+struct RunningMax<__nv_bfloat16> {
+  __nv_bfloat162 m = __bfloat162bfloat162(minus_infinity<__nv_bfloat16>());
+  __device__ void add(const Vector<__nv_bfloat16>& v) {
+    const uint32_t pairs[4] = {v.words[0].x, v.words[0].y, v.words[0].z, v.words[0].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      __nv_bfloat162 pair;
+      memcpy(&pair, &pairs[i], 4);
+      m = __hmax2_nan(m, pair);
+    }
+  }
+  __device__ float value() const {
+    return ullage::cuda::ptx::max_nan(__low2float(m), __high2float(m));
+  }
+};
+template <>
+struct RunningMax<__half> {
+  __half2 m = __half2half2(minus_infinity<__half>());
+  __device__ void add(const Vector<__half>& v) {
+    const uint32_t pairs[4] = {v.words[0].x, v.words[0].y, v.words[0].z, v.words[0].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      __half2 pair;
+      memcpy(&pair, &pairs[i], 4);
+      m = __hmax2_nan(m, pair);
+    }
+  }
+  __device__ float value() const {
+    return ullage::cuda::ptx::max_nan(__low2float(m), __high2float(m));
+  }
+};
+
+// Rounds eight values once, to nearest, and stores those before `valid`.
+__device__ inline void store_vector(float* to, const float (&g)[8], int valid, bool aligned) {
+  if (aligned && valid >= 8) {
+    reinterpret_cast<float4*>(to)[0] = make_float4(g[0], g[1], g[2], g[3]);
+    reinterpret_cast<float4*>(to)[1] = make_float4(g[4], g[5], g[6], g[7]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < valid) to[i] = g[i];
+    }
+  }
+}
+
+__device__ inline uint32_t pack_pair(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  uint32_t bits;
+  memcpy(&bits, &pair, 4);
+  return bits;
+}
+__device__ inline uint32_t pack_pair(float low, float high, __half) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  uint32_t bits;
+  memcpy(&bits, &pair, 4);
+  return bits;
+}
+
+template <class T>
+__device__ inline void store_vector(T* to, const float (&g)[8], int valid, bool aligned) {
+  static_assert(sizeof(T) == 2);
+  if (aligned && valid >= 8) {
+    *reinterpret_cast<uint4*>(to) =
+        make_uint4(pack_pair(g[0], g[1], T{}), pack_pair(g[2], g[3], T{}),
+                   pack_pair(g[4], g[5], T{}), pack_pair(g[6], g[7], T{}));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < valid) to[i] = from_float<T>(g[i]);
+    }
+  }
+}
+
+}  // namespace ullage::lossk::cuda

@@ -1,0 +1,147 @@
+#include "cuda/head_logits/launch.h"
+#include "cuda/head_logits/row_kernels.h"
+#include "cuda/head_logits/scalars.cuh"
+
+namespace ullage::lossk::cuda {
+namespace {
+
+Status failed(const char* what, cudaError_t error) {
+  const StatusCode code = error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver
+                              ? kCudaUnavailable
+                              : kCudaLaunchFailed;
+  return {code,
+          std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
+}
+
+#define ULLAGE_RETURN_IF_CUDA_FAILS(what, call)                                     \
+  if (const cudaError_t error = (call); error != cudaSuccess) {                     \
+    (void)cudaGetLastError(); /* an error is reported once, by whoever caused it */ \
+    return failed(what, error);                                                     \
+  }
+
+#define ULLAGE_RETURN_IF_REFUSED(call) \
+  if (Status status = (call); !status.ok()) return status
+
+const void* row_kernel(const RowLaunch& launch, bool softcap) {
+  const bool cluster = launch.layout.kernel == RowKernel::kCluster;
+  switch (launch.dtype) {
+    case DType::kBF16:
+      return (cluster ? cluster_rows_bf16 : streamed_rows_bf16)(launch.family, softcap);
+    case DType::kF16:
+      return (cluster ? cluster_rows_f16 : streamed_rows_f16)(launch.family, softcap);
+    default:
+      return (cluster ? cluster_rows_f32 : streamed_rows_f32)(launch.family, softcap);
+  }
+}
+
+// One launch. `early`: may start while the kernel before it runs, and waits itself where it must.
+Status start(const char* what, const void* kernel, const HeadParams& params, unsigned grid,
+             unsigned threads, int64_t shared_bytes, int cluster, bool early, cudaStream_t stream) {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    ++config.numAttrs;
+  }
+  if (early) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
+    ++config.numAttrs;
+  }
+  void* arguments[] = {const_cast<HeadParams*>(&params)};
+  ULLAGE_RETURN_IF_CUDA_FAILS(what, cudaLaunchKernelExC(&config, kernel, arguments));
+  return kCudaOk;
+}
+
+// Clusters that fit the device together; each works through every so-many-th row.
+Status count_resident_clusters(const RowLayout& layout, const void* kernel, int& clusters) {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(layout.cluster), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(layout.cluster);
+  config.blockDim = static_cast<unsigned>(layout.warps * 32);
+  config.dynamicSmemBytes = static_cast<size_t>(layout.shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  ULLAGE_RETURN_IF_CUDA_FAILS("cudaOccupancyMaxActiveClusters",
+                              cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  if (clusters < 1) {
+    return {kCudaUnsupportedDevice, "the device fits no cluster of " + describe(layout.cluster) +
+                                        " blocks with " + describe(layout.shared_bytes) +
+                                        " bytes of shared memory each"};
+  }
+  return kCudaOk;
+}
+
+Status start_rows(const HeadParams& params, const RowLaunch& launch, cudaStream_t stream) {
+  if (params.n_tok == 0) return kCudaOk;
+  const RowLayout& layout = launch.layout;
+  const void* kernel = row_kernel(launch, params.softcap > 0);
+  const auto threads = static_cast<unsigned>(layout.warps * 32);
+  int64_t groups = int64_t{launch.n_multiprocessors} * (kResidentWarps / layout.warps);
+  if (layout.kernel == RowKernel::kCluster) {
+    ULLAGE_RETURN_IF_CUDA_FAILS(
+        "cudaFuncSetAttribute",
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(layout.shared_bytes)));
+    ULLAGE_RETURN_IF_CUDA_FAILS(
+        "cudaFuncSetAttribute",
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+    int clusters = 0;
+    ULLAGE_RETURN_IF_REFUSED(count_resident_clusters(layout, kernel, clusters));
+    groups = clusters;
+  }
+  if (groups > params.n_tok) groups = params.n_tok;
+  return start(name_of(layout.kernel).data(), kernel, params,
+               static_cast<unsigned>(groups * layout.cluster), threads, layout.shared_bytes,
+               layout.cluster, true, stream);
+}
+
+}  // namespace
+
+Status launch_head(const HeadParams& params, const RowLaunch& launch, CUstream_st* stream) {
+  const auto blocks_of = [](int64_t items, int64_t per_block) {
+    return static_cast<unsigned>((items + per_block - 1) / per_block);
+  };
+  ULLAGE_RETURN_IF_REFUSED(start("head_census", reinterpret_cast<const void*>(&census), params, 1,
+                                 kScalarThreads, 0, 1, false, stream));
+  HeadParams rows = params;
+  if (params.n_sequence_terms > 0 && params.n_tok > 0) {
+    // A sequence's slope needs all its rows: the rows once forward, then once more with the slopes.
+    rows.gradient = nullptr;
+    ULLAGE_RETURN_IF_REFUSED(start_rows(rows, launch, stream));
+    ULLAGE_RETURN_IF_REFUSED(start("head_sum_sequences",
+                                   reinterpret_cast<const void*>(&sum_sequences), params,
+                                   blocks_of(params.n_segments + 1, 8), 256, 0, 1, false, stream));
+    ULLAGE_RETURN_IF_REFUSED(start("head_slope_sequences",
+                                   reinterpret_cast<const void*>(&slope_sequences), params,
+                                   blocks_of(params.n_tok, 256), 256, 0, 1, false, stream));
+    rows.gradient = params.gradient;
+    rows.slopes_ready = true;
+  }
+  if (!rows.slopes_ready || rows.gradient != nullptr) {
+    ULLAGE_RETURN_IF_REFUSED(start_rows(rows, launch, stream));
+  }
+  const unsigned loss_blocks =
+      params.token_loss.data == nullptr ? 0 : blocks_of(params.n_tok, kScalarThreads);
+  return start("head_scalars", reinterpret_cast<const void*>(&scalars), params,
+               static_cast<unsigned>(params.n_terms) + loss_blocks, kScalarThreads, 0, 1, true,
+               stream);
+}
+
+Status read_census(const Census* device, Census& host, CUstream_st* stream) {
+  ULLAGE_RETURN_IF_CUDA_FAILS(
+      "reading the status word",
+      cudaMemcpyAsync(&host, device, sizeof host, cudaMemcpyDeviceToHost, stream));
+  ULLAGE_RETURN_IF_CUDA_FAILS("waiting for the stream", cudaStreamSynchronize(stream));
+  return kCudaOk;
+}
+
+}  // namespace ullage::lossk::cuda

@@ -1,0 +1,27 @@
+// From a plan and filled parameters to kernels on a stream. Without CUDA in the build every
+// function answers 621.
+#pragma once
+
+#include <span>
+
+#include "cuda/head_logits/config.h"
+#include "cuda/head_logits/params.h"
+
+struct CUstream_st;
+
+namespace ullage::lossk::cuda {
+
+struct RowLaunch {
+  RowLayout layout;
+  DType dtype = DType::kF32;
+  Family family = Family::kLabels;
+  int n_multiprocessors = 0;
+};
+
+// Census, rows, with sequence terms their two kernels and the rows again, scalars.
+Status launch_head(const HeadParams& params, const RowLaunch& launch, CUstream_st* stream);
+
+// Waits for the stream and copies the census to the host.
+Status read_census(const Census* device, Census& host, CUstream_st* stream);
+
+}  // namespace ullage::lossk::cuda

@@ -1,0 +1,392 @@
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <numbers>
+#include <utility>
+
+#include "contract/describe.h"
+#include "contract/head_validate.h"
+#include "cuda/head_logits/check.h"
+#include "cuda/head_logits/config.h"
+#include "cuda/head_logits/launch.h"
+#include "ullage/lossk/cuda_head.h"
+
+namespace ullage::lossk {
+
+using cuda::Family;
+using cuda::HeadParams;
+using cuda::TermParams;
+
+// Where each purpose lies in the workspace.
+struct WorkspaceSlice {
+  int64_t offset = 0, bytes = 0;
+};
+enum SliceName {
+  kCensusSlice,
+  kRowLossesSlice,
+  kLogProbsSlice,
+  kEntropySlice,
+  kSegmentTokensSlice,
+  kSegmentSumsSlice,
+  kSlopesSlice,
+  kSlices,
+};
+
+struct CudaHeadPlan::State {
+  Shape shape;
+  HeadConfig config;
+  Request request;
+  std::string kernel;
+  std::vector<Booking> bookings;
+  std::vector<Rejection> rejections;
+  WorkspaceSlice slices[kSlices];
+  int64_t workspace_bytes = 0;
+  int n_sequence_terms = 0;
+  cuda::RowLaunch launch;
+};
+
+namespace {
+
+bool is_sequence(const LossTerm& term) {
+  return term.kind == LossKind::kGspo || term.kind == LossKind::kDpo;
+}
+
+Status not_taken(const LossTerm& term, std::string_view field, const std::string& value,
+                 std::string_view accepted) {
+  return {kHeadUnknownKind, "term '" + term.name + "': " + std::string(field) + " is " + value +
+                                "; accepted on a GPU: " + std::string(accepted)};
+}
+
+// What the algebra takes and these kernels do not.
+Status check_taken(const Shape& shape, const HeadConfig& config, const Request& request) {
+  if (shape.d_model != 0) {
+    return {kHeadShapeMismatch,
+            "d_model is " + describe(shape.d_model) + "; accepted: 0, for the logits are given"};
+  }
+  if (shape.vocab > INT32_MAX) {
+    return {kLossDimensionTooLarge, "vocab is " + describe(shape.vocab) +
+                                        "; accepted on a GPU: up to " + describe(INT32_MAX)};
+  }
+  if (request.input_dtype == DType::kF64) {
+    return {kHeadBadDtype, "the logits are f64; accepted on a GPU: f32, bf16, f16"};
+  }
+  if (request.d_logits && request.grad_dtype != request.input_dtype) {
+    return {kHeadBadDtype, "d_logits is " + std::string(name_of(request.grad_dtype)) +
+                               "; accepted on a GPU: the logits' " +
+                               std::string(name_of(request.input_dtype))};
+  }
+  if (config.terms.size() > cuda::kMaxTerms) {
+    return {kHeadBadConfig, "terms has " + describe(config.terms.size()) +
+                                " entries; accepted on a GPU: up to " + describe(cuda::kMaxTerms)};
+  }
+  const LossTerm* distillation = nullptr;
+  const LossTerm* jensen_shannon = nullptr;
+  for (const LossTerm& term : config.terms) {
+    if (term.logits_scale != 1) {
+      return not_taken(term, "logits_scale", describe(term.logits_scale), "1");
+    }
+    if (term.kind != LossKind::kDistillation) continue;
+    if (term.student_temperature != 1) {
+      return not_taken(term, "student_temperature", describe(term.student_temperature), "1");
+    }
+    const Teacher& teacher = config.teachers[static_cast<size_t>(term.teacher)];
+    if (teacher.kind != TeacherKind::kLogits) {
+      return not_taken(term, "its teacher's kind", describe(static_cast<int>(teacher.kind)),
+                       "0, logits");
+    }
+    if (teacher.dtype != request.input_dtype) {
+      return {kHeadBadDtype, "term '" + term.name + "': its teacher's logits are " +
+                                 std::string(name_of(teacher.dtype)) +
+                                 "; accepted on a GPU: the logits' " +
+                                 std::string(name_of(request.input_dtype))};
+    }
+    if (distillation == nullptr) distillation = &term;
+    if (term.teacher != distillation->teacher) {
+      return not_taken(term, "teacher", describe(term.teacher),
+                       "one teacher for all terms, " + describe(distillation->teacher));
+    }
+    if (term.temperature != distillation->temperature) {
+      return not_taken(term, "temperature", describe(term.temperature),
+                       "one temperature for all terms, " + describe(distillation->temperature));
+    }
+    if (term.divergence != Divergence::kJensenShannon) continue;
+    if (jensen_shannon == nullptr) jensen_shannon = &term;
+    if (term.beta != jensen_shannon->beta) {
+      return not_taken(term, "beta", describe(term.beta),
+                       "one beta for all terms, " + describe(jensen_shannon->beta));
+    }
+  }
+  return kHeadOk;
+}
+
+Family family_of(const HeadConfig& config) {
+  bool forward = false, reverse = false, mixed = false;
+  for (const LossTerm& term : config.terms) {
+    if (term.kind != LossKind::kDistillation) continue;
+    forward |=
+        term.divergence == Divergence::kCrossEntropy || term.divergence == Divergence::kForwardKl;
+    reverse |= term.divergence == Divergence::kReverseKl;
+    mixed |= term.divergence == Divergence::kJensenShannon;
+  }
+  if (mixed || (forward && reverse)) return Family::kMixed;
+  if (forward) return Family::kForward;
+  return reverse ? Family::kReverse : Family::kLabels;
+}
+
+void book(CudaHeadPlan::State& state, SliceName slice, std::string purpose, int64_t bytes) {
+  if (bytes == 0) return;
+  const int64_t rounded = cuda::round_up(bytes, 256);
+  state.slices[slice] = {state.workspace_bytes, rounded};
+  state.workspace_bytes += rounded;
+  state.bookings.push_back({std::move(purpose), rounded});
+}
+
+void book_workspace(CudaHeadPlan::State& state) {
+  const int64_t n = state.shape.n_tok;
+  const auto n_terms = static_cast<int64_t>(state.config.terms.size());
+  bool segments = state.request.policy_metrics;
+  for (const LossTerm& term : state.config.terms) segments |= needs_segment_ids(term);
+  book(state, kCensusSlice, "status word and divisors", sizeof(cuda::Census));
+  book(state, kRowLossesSlice, "row losses of each term", n_terms * n * 4);
+  book(state, kLogProbsSlice, "log-probabilities of the labels", n * 4);
+  if (state.request.policy_metrics) book(state, kEntropySlice, "entropies", n * 4);
+  if (segments) book(state, kSegmentTokensSlice, "tokens of each segment", n * 4);
+  book(state, kSegmentSumsSlice, "sums of each segment", state.n_sequence_terms * 2 * n * 8);
+  book(state, kSlopesSlice, "slopes of sequence terms", state.n_sequence_terms * n * 4);
+}
+
+TermParams term_params(const LossTerm& term, const Inputs& inputs, const Outputs& outputs) {
+  TermParams t;
+  t.kind = term.kind;
+  t.divergence = term.divergence;
+  t.mask = resolved_mask(term, static_cast<bool>(inputs.labels), !inputs.mask.empty());
+  t.smoothing = static_cast<float>(term.label_smoothing);
+  t.beta = static_cast<float>(term.beta);
+  t.epsilon_low = static_cast<float>(term.epsilon_low);
+  t.epsilon_high = static_cast<float>(term.epsilon_high);
+  t.kl_beta = static_cast<float>(term.kl_beta);
+  if (term.t_squared) t.loss_scale = static_cast<float>(term.temperature * term.temperature);
+  t.weight = term.weight;
+  if (is_policy(term.kind)) {
+    t.per_segment_mean = resolved_normalizer(term) == PolicyNormalizer::kSequenceMeans;
+    t.wants_metrics = term.kind != LossKind::kCispo && !outputs.policy_metrics.empty();
+  }
+  if (term.divisor) {
+    t.divisor = *term.divisor;
+  } else if (divides_by_segments(term)) {
+    t.divisor = static_cast<double>(inputs.n_segments);
+    if (resolved_normalizer(term) == PolicyNormalizer::kMaxLength) {
+      t.divisor *= static_cast<double>(term.max_length);
+    }
+  } else if (term.kind == LossKind::kDpo) {
+    t.divisor = static_cast<double>(inputs.pairs.size / 2);
+  } else {
+    t.census_divisor = true;
+  }
+  return t;
+}
+
+cuda::RowFloats floats(const VectorView& view) {
+  return {static_cast<const float*>(view.data), view.stride};
+}
+cuda::RowIndices indices(const IndexView& view) { return {view.data, view.stride, view.id_bytes}; }
+cuda::RowOutput output(const MutableVectorView& view) {
+  return {static_cast<float*>(view.data), view.stride};
+}
+
+// How the row lies on the device, and the numbers of the algebra that hold for every row.
+void fill_row(const CudaHeadPlan::State& state, const Inputs& inputs, const Outputs& outputs,
+              HeadParams& p) {
+  const cuda::RowLayout& layout = state.launch.layout;
+  p.logits = inputs.logits.data;
+  p.logits_stride = inputs.logits.row_stride;
+  p.gradient = outputs.d_logits.data;
+  p.gradient_stride = outputs.d_logits.row_stride;
+  p.accumulate = outputs.accumulate;
+  p.n_tok = state.shape.n_tok;
+  p.vocab = state.shape.vocab;
+  p.vocab_offset = state.config.options.vocab_offset;
+  p.strip_columns = layout.strip_columns;
+  p.n_strips = layout.n_strips;
+  p.last_columns =
+      static_cast<int>(state.shape.vocab - int64_t{layout.n_strips - 1} * layout.strip_columns);
+  p.strips_per_block = layout.strips_per_block;
+  p.strips_per_warp = layout.strips_per_warp;
+  p.strip_pitch_bytes = static_cast<int>(layout.strip_pitch_bytes);
+  p.row_bytes = static_cast<int>(layout.row_bytes);
+  p.partial_bytes = static_cast<int>(layout.partial_bytes);
+  const HeadOptions& options = state.config.options;
+  p.scale = static_cast<float>(options.logits_scale);
+  p.log2_scale = static_cast<float>(options.logits_scale * std::numbers::log2e);
+  p.softcap = static_cast<float>(options.softcap);
+  if (options.softcap > 0) p.inverse_softcap = static_cast<float>(1 / options.softcap);
+}
+
+void fill_terms(const CudaHeadPlan::State& state, const Inputs& inputs, const Outputs& outputs,
+                HeadParams& p) {
+  p.every_row_counts = !inputs.labels;
+  for (const LossTerm& term : state.config.terms) {
+    TermParams& t = p.terms[p.n_terms++];
+    t = term_params(term, inputs, outputs);
+    if (is_sequence(term)) t.sequence = p.n_sequence_terms++;
+    p.every_row_counts |= t.mask == RowMask::kNone;
+    p.masked_rows_count |= t.mask == RowMask::kOwn;
+    p.wants_smoothing |= t.smoothing > 0;
+    p.wants_entropy |= t.wants_metrics;
+    if (term.kind != LossKind::kDistillation) continue;
+    const MatrixView& teacher = inputs.teachers[static_cast<size_t>(term.teacher)].logits;
+    p.teacher = teacher.data;
+    p.teacher_stride = teacher.row_stride;
+    p.teacher_log2_scale = static_cast<float>(state.config.options.logits_scale / term.temperature *
+                                              std::numbers::log2e);
+    p.wants_cross |= term.divergence == Divergence::kCrossEntropy;
+    p.wants_forward_kl |= term.divergence == Divergence::kForwardKl;
+    if (term.divergence == Divergence::kJensenShannon) p.mix_beta = t.beta;
+  }
+  p.wants_entropy |= static_cast<bool>(outputs.entropy);
+  p.wants_argmax = !outputs.argmax.empty() || !outputs.correct.empty();
+}
+
+void fill_vectors(const Inputs& inputs, const Outputs& outputs, HeadParams& p) {
+  p.labels = indices(inputs.labels);
+  p.segments = indices(inputs.segments);
+  p.pairs = indices(inputs.pairs);
+  p.n_segments = inputs.n_segments;
+  p.n_pairs = inputs.pairs.size / 2;
+  p.mask = inputs.mask.empty() ? nullptr : inputs.mask.data();
+  p.token_weights = floats(inputs.token_weights);
+  p.class_weights = floats(inputs.class_weights);
+  p.advantages = floats(inputs.advantages);
+  p.old_log_probs = floats(inputs.old_log_probs);
+  p.reference_log_probs = floats(inputs.reference_log_probs);
+  p.upstream_rows = floats(inputs.upstream_rows);
+  p.upstream = inputs.upstream;
+  p.token_loss = output(outputs.token_loss);
+  p.lse = output(outputs.lse);
+  p.label_log_prob = output(outputs.label_log_prob);
+  p.entropy = output(outputs.entropy);
+  p.argmax = outputs.argmax.empty() ? nullptr : outputs.argmax.data();
+  p.correct = outputs.correct.empty() ? nullptr : outputs.correct.data();
+  p.term_scalars = outputs.terms.empty() ? nullptr : outputs.terms.data();
+  p.total = outputs.total;
+  p.n_valid = outputs.n_valid;
+  p.policy_metrics = outputs.policy_metrics.empty() ? nullptr : outputs.policy_metrics.data();
+}
+
+void fill_workspace(const CudaHeadPlan::State& state, std::byte* base, HeadParams& p) {
+  const auto slice = [&](SliceName name, auto& pointer) {
+    using Pointer = std::remove_reference_t<decltype(pointer)>;
+    if (state.slices[name].bytes > 0) {
+      pointer = reinterpret_cast<Pointer>(base + state.slices[name].offset);
+    }
+  };
+  slice(kCensusSlice, p.census);
+  slice(kRowLossesSlice, p.row_losses);
+  slice(kLogProbsSlice, p.row_log_prob);
+  slice(kEntropySlice, p.row_entropy);
+  slice(kSegmentTokensSlice, p.segment_tokens);
+  slice(kSegmentSumsSlice, p.segment_sums);
+  slice(kSlopesSlice, p.row_slopes);
+  // Segments that no term of the plan asks for are not counted.
+  if (p.segment_tokens == nullptr) {
+    p.segments = {};
+    p.n_segments = 0;
+  }
+}
+
+Status check_workspace(int64_t given, int64_t needed, const std::byte* data) {
+  if (given < needed || (needed > 0 && data == nullptr)) {
+    return {kLossLengthMismatch, "workspace has " + describe(given) +
+                                     " bytes; accepted: " + describe(needed) + " or more"};
+  }
+  if (reinterpret_cast<uintptr_t>(data) % 256 != 0) {
+    return {kHeadShapeMismatch, "workspace does not start at a multiple of 256 bytes"};
+  }
+  return kHeadOk;
+}
+
+}  // namespace
+
+const std::string& CudaHeadPlan::kernel() const { return state_->kernel; }
+const std::vector<Booking>& CudaHeadPlan::bookings() const { return state_->bookings; }
+int64_t CudaHeadPlan::workspace_bytes() const { return state_->workspace_bytes; }
+const std::vector<Rejection>& CudaHeadPlan::rejections() const { return state_->rejections; }
+
+int CudaHeadPlan::launches() const {
+  const int rows = state_->shape.n_tok > 0 ? 1 : 0;
+  if (state_->n_sequence_terms == 0 || rows == 0) return 2 + rows;
+  return 2 + rows + 2 + (state_->request.d_logits ? rows : 0);
+}
+
+Status CudaHeadPlan::run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
+                         std::span<std::byte> workspace) const {
+  const State& state = *state_;
+  Status status =
+      cuda::check_device_inputs(state.shape, state.config, state.request, inputs, outputs);
+  if (!status.ok()) return status;
+  status = check_workspace(static_cast<int64_t>(workspace.size()), state.workspace_bytes,
+                           workspace.data());
+  if (!status.ok()) return status;
+  HeadParams params;
+  fill_row(state, inputs, outputs, params);
+  fill_vectors(inputs, outputs, params);
+  fill_terms(state, inputs, outputs, params);
+  fill_workspace(state, workspace.data(), params);
+  return cuda::launch_head(params, state.launch, stream);
+}
+
+Status CudaHeadPlan::check(CUstream_st* stream, std::span<const std::byte> workspace) const {
+  const State& state = *state_;
+  Status status = check_workspace(static_cast<int64_t>(workspace.size()), state.workspace_bytes,
+                                  workspace.data());
+  if (!status.ok()) return status;
+  cuda::Census census{};
+  const std::byte* at = workspace.data() + state.slices[kCensusSlice].offset;
+  status = cuda::read_census(reinterpret_cast<const cuda::Census*>(at), census, stream);
+  if (!status.ok() || census.fault == ~0ull) return status;
+  const std::string row = describe(census.fault >> 8);
+  const int64_t offset = state.config.options.vocab_offset;
+  switch (static_cast<cuda::Fault>(census.fault & 0xff)) {
+    case cuda::Fault::kLabel:
+      return {kLossTargetOutOfRange,
+              "labels[" + row + "] is outside the vocabulary; accepted: " + describe(offset) +
+                  " to " + describe(offset + (state.shape.vocab - 1)) +
+                  ", or negative to ignore the row"};
+    case cuda::Fault::kSegment:
+      return {kHeadBadSegments,
+              "segments[" + row + "] is outside 0 to n_segments - 1, and the row has a label"};
+    case cuda::Fault::kPair:
+      return {kHeadBadPairs, "pair " + row + " does not name two existing segments"};
+    default:
+      return {kCudaNonFinite, "row " + row + " has a NaN or +inf logit"};
+  }
+}
+
+Result<CudaHeadPlan> plan_cuda(const Shape& shape, const HeadConfig& config, const Request& request,
+                               const CudaHeadOptions& options) {
+  return cuda::plan_with_tuning(shape, config, request, options, {});
+}
+
+Result<CudaHeadPlan> cuda::plan_with_tuning(const Shape& shape, const HeadConfig& config,
+                                            const Request& request, const CudaHeadOptions& options,
+                                            const Tuning& tuning) {
+  if (Status status = validate(config); !status.ok()) return status;
+  if (Status status = check_plan(shape, config, request); !status.ok()) return status;
+  if (Status status = check_taken(shape, config, request); !status.ok()) return status;
+  auto state = std::make_shared<CudaHeadPlan::State>();
+  state->shape = shape;
+  state->config = config;
+  state->request = request;
+  const Family family = family_of(config);
+  Result<RowLayout> layout =
+      choose_row_layout(shape.vocab, request.input_dtype, family, options.device, options.kernel,
+                        tuning, state->rejections);
+  if (!layout) return layout.status();
+  state->launch = {*layout, request.input_dtype, family, options.device.n_multiprocessors};
+  state->kernel = name_of(layout->kernel);
+  for (const LossTerm& term : config.terms) state->n_sequence_terms += is_sequence(term) ? 1 : 0;
+  book_workspace(*state);
+  return CudaHeadPlan(std::move(state));
+}
+
+}  // namespace ullage::lossk

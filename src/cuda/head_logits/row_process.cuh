@@ -1,0 +1,198 @@
+// One row from its columns to its outputs: the same code for a cluster that keeps the row in shared
+// memory and for a block that streams it. A warp has adjacent strips, its span. `Strips` says where
+// they lie and how warps exchange what they found:
+//   int first() last()                   this warp's strips
+//   Strip student(s) teacher(s)          one of them: KeptStrip or StreamedStrip
+//   Strip student_span() teacher_span()  all of them as one
+//   Element* gradient_span()             where their gradient is written
+//   bool gradient_aligned()              ... in vectors
+//   void gradient_written()
+//   void publish(Exchange, Partial, slot, float)   by a whole warp
+//   void finish(Exchange)                returns when every warp's values are there
+//   const float* partial(Partial)
+//   int n_maxima()                       slots that hold a maximum; max_slot() is this warp's
+//   float gain()                         lane t: of term t
+#pragma once
+
+#include "cuda/head_logits/row_gradient.cuh"
+
+namespace ullage::lossk::cuda {
+
+enum Exchange : int { kMaxima = 0, kSums = 1, kExtras = 2 };
+inline constexpr int kExchanges = 3;
+
+// Values a strip brings to an exchange (a warp, to kMaxima).
+__host__ __device__ constexpr int values_of(Exchange exchange, Family family, bool wants_extra) {
+  switch (exchange) {
+    case kMaxima:
+      return family == Family::kLabels ? 1 : 2;
+    case kSums:
+      return family == Family::kLabels    ? 1
+             : family == Family::kForward ? 4
+             : family == Family::kReverse ? 3
+                                          : 2;
+    default:
+      return (family == Family::kMixed ? 5 : 0) + (wants_extra ? 3 : 0);
+  }
+}
+
+__device__ inline bool wants_extra(const HeadParams& p) {
+  return p.wants_entropy || p.wants_argmax || p.wants_smoothing;
+}
+
+__device__ inline int columns_of(const HeadParams& p, int strip) {
+  return strip == p.n_strips - 1 ? p.last_columns : p.strip_columns;
+}
+// Of the strips from `first` to before `last`.
+__device__ inline int columns_between(const HeadParams& p, int first, int last) {
+  return (last - first - 1) * p.strip_columns + columns_of(p, last - 1);
+}
+
+// The outputs of one row; by one thread. `counted`: the row has a label, or there are no labels.
+__device__ inline void write_row(const HeadParams& p, int64_t row, bool counted,
+                                 const RowInputs& in, const RowSums& sums, float log_prob) {
+  const float lse = counted ? log_sum_exp(sums) : 0.0f;
+  const float entropy = counted ? kLn2 * (sums.log2_sum - sums.entropy / sums.sum) : 0.0f;
+  if (p.row_log_prob != nullptr) p.row_log_prob[row] = log_prob;
+  if (p.row_entropy != nullptr) p.row_entropy[row] = entropy;
+  if (p.lse.data != nullptr) p.lse.data[row * p.lse.stride] = lse;
+  if (p.label_log_prob.data != nullptr) {
+    p.label_log_prob.data[row * p.label_log_prob.stride] = log_prob;
+  }
+  if (p.entropy.data != nullptr) p.entropy.data[row * p.entropy.stride] = entropy;
+  if (p.argmax != nullptr) p.argmax[row] = counted ? sums.argmax : -1;
+  if (p.correct != nullptr) p.correct[row] = in.label >= 0 && sums.argmax == in.label;
+}
+
+// A row that no term counts and that has no label: gradient and outputs 0, nothing read.
+template <class T>
+__device__ inline void clear_row(const HeadParams& p, int64_t row, int first_strip, int last_strip,
+                                 bool writes) {
+  const int lane = threadIdx.x % 32;
+  if (p.gradient != nullptr && !p.accumulate) {
+    T* columns = static_cast<T*>(p.gradient) + row * p.gradient_stride +
+                 int64_t{first_strip} * p.strip_columns;
+    const int n = columns_between(p, first_strip, last_strip);
+    const float zeros[8] = {};
+    for (int c = lane * kLaneColumns; c < n; c += kWarpColumns) {
+      store_vector(columns + c, zeros, n - c, is_aligned(columns));
+    }
+  }
+  if (writes && lane < p.n_terms) p.row_losses[lane * p.n_tok + row] = 0;
+  if (writes && lane == 0) write_row(p, row, false, {}, {}, 0);
+}
+
+template <class Kind, class Strips>
+__device__ inline RowSums reduce_row(const HeadParams& p, Strips& strips, int lane,
+                                     float& raw_max) {
+  constexpr Family kFamily = Kind::kFamily;
+  RowSums sums;
+  {
+    RunningMax<typename Kind::Element> max, teacher_max;
+    add_max(strips.student_span(), lane, max);
+    if constexpr (Kind::kHasTeacher) add_max(strips.teacher_span(), lane, teacher_max);
+    strips.publish(kMaxima, kMax, strips.max_slot(), warp_max(max.value()));
+    if constexpr (Kind::kHasTeacher) {
+      strips.publish(kMaxima, kTeacherMax, strips.max_slot(), warp_max(teacher_max.value()));
+    }
+  }
+  strips.finish(kMaxima);
+  raw_max = fold_max(strips.partial(kMax), strips.n_maxima(), lane);
+  sums.max = Kind::kSoftcap ? softcapped(p, raw_max) : raw_max;
+  sums.reference = sums.max * p.log2_scale;
+  if constexpr (Kind::kHasTeacher) {
+    sums.teacher_max = fold_max(strips.partial(kTeacherMax), strips.n_maxima(), lane);
+    sums.teacher_reference = sums.teacher_max * p.teacher_log2_scale;
+  }
+
+  for (int s = strips.first(); s < strips.last(); ++s) {
+    const StripSums strip = strip_sums<Kind>(p, strips.student(s), strips.teacher(s), sums, lane);
+    strips.publish(kSums, kSum, s, strip.sum);
+    if constexpr (Kind::kHasTeacher) strips.publish(kSums, kTeacherSum, s, strip.teacher_sum);
+    if constexpr (kFamily == Family::kForward) {
+      strips.publish(kSums, kCross, s, strip.cross);
+      strips.publish(kSums, kForwardKl, s, strip.kl);
+    }
+    if constexpr (kFamily == Family::kReverse) strips.publish(kSums, kReverseKl, s, strip.kl);
+  }
+  strips.finish(kSums);
+  const auto total = [&](Partial partial) {
+    return fold_sum(strips.partial(partial), p.n_strips, lane);
+  };
+  sums.sum = total(kSum);
+  sums.log2_sum = log2f(sums.sum);
+  if constexpr (Kind::kHasTeacher) {
+    sums.teacher_sum = total(kTeacherSum);
+    sums.teacher_log2_sum = log2f(sums.teacher_sum);
+  }
+  if constexpr (kFamily == Family::kForward) {
+    sums.cross = total(kCross);
+    sums.forward_kl = total(kForwardKl);
+  }
+  if constexpr (kFamily == Family::kReverse) sums.reverse_kl = total(kReverseKl);
+  if (kFamily != Family::kMixed && !wants_extra(p)) return sums;
+
+  for (int s = strips.first(); s < strips.last(); ++s) {
+    if constexpr (kFamily == Family::kMixed) {
+      const MixedSums strip =
+          strip_mixed_sums<Kind>(p, strips.student(s), strips.teacher(s), sums, lane);
+      strips.publish(kExtras, kMixedCross, s, strip.cross);
+      strips.publish(kExtras, kMixedForward, s, strip.forward);
+      strips.publish(kExtras, kMixedReverse, s, strip.reverse);
+      strips.publish(kExtras, kTeacherFromMix, s, strip.teacher_from_mix);
+      strips.publish(kExtras, kStudentFromMix, s, strip.student_from_mix);
+    }
+    if (wants_extra(p)) {
+      const ExtraSums strip =
+          strip_extra_sums<Kind>(p, strips.student(s), int64_t{s} * p.strip_columns, sums, lane);
+      strips.publish(kExtras, kEntropy, s, strip.entropy);
+      strips.publish(kExtras, kSmooth, s, strip.smooth);
+      strips.publish(kExtras, kArgmax, s, __int_as_float(strip.argmax));
+    }
+  }
+  strips.finish(kExtras);
+  if constexpr (kFamily == Family::kMixed) {
+    sums.cross = total(kMixedCross);
+    sums.forward_kl = total(kMixedForward);
+    sums.reverse_kl = total(kMixedReverse);
+    sums.teacher_from_mix = total(kTeacherFromMix);
+    sums.student_from_mix = total(kStudentFromMix);
+  }
+  if (wants_extra(p)) {
+    sums.entropy = total(kEntropy);
+    sums.smooth = total(kSmooth);
+    sums.argmax = fold_min_index(strips.partial(kArgmax), p.n_strips, lane);
+  }
+  return sums;
+}
+
+// `writes`: this warp writes the row's outputs.
+template <class Kind, class Strips>
+__device__ inline void process_row(const HeadParams& p, int64_t row, const RowInputs& in,
+                                   Strips& strips, int lane, bool writes) {
+  using T = typename Kind::Element;
+  float raw_max;
+  const RowSums sums = reduce_row<Kind>(p, strips, lane, raw_max);
+  if (p.gradient == nullptr && !writes) return;
+  const float gain = strips.gain();
+  const float log_prob = in.label >= 0 ? label_log_prob<Kind>(p, in, sums) : 0.0f;
+  const RowCoefficients c =
+      evaluate_terms<Kind::kFamily>(p, row, in, sums, gain, log_prob, lane, writes);
+  if (writes && lane == 0) {
+    write_row(p, row, in.has_label, in, sums, log_prob);
+    const bool finite = raw_max < INFINITY && (!Kind::kHasTeacher || sums.teacher_max < INFINITY);
+    if (!finite) report(p, row, Fault::kNonFinite);
+  }
+  if (p.gradient == nullptr) return;
+  const GradientScales scales = gradient_scales<Kind::kFamily>(sums, c);
+  const int64_t first_column = int64_t{strips.first()} * p.strip_columns;
+  const T* held = p.accumulate
+                      ? static_cast<const T*>(p.gradient) + row * p.gradient_stride + first_column
+                      : nullptr;
+  span_gradient<Kind>(p, strips.student_span(), strips.teacher_span(), strips.gradient_span(),
+                      strips.gradient_aligned(), held, first_column, in.label, sums, c, scales,
+                      lane);
+  strips.gradient_written();
+}
+
+}  // namespace ullage::lossk::cuda

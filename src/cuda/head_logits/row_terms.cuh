@@ -1,0 +1,242 @@
+// From a row's sums to every term's loss, and to the few coefficients of its gradient:
+//
+//   d total / d z_j = q_j (P + R (ln q_j - ln p_j - KL(q | p)) + J (ln (q_j / m_j) - KL(q | m)))
+//                     - C p_j - U w_j - L [j = y]
+//
+// times the softcap's slope; w_j are the class weights, or 1.
+#pragma once
+
+#include "contract/token_losses.h"
+#include "cuda/head_logits/row_sums.cuh"
+
+namespace ullage::lossk::cuda {
+
+// What a row brings besides its logits.
+struct RowInputs {
+  int64_t label = -1;      // a column of this head, or -1: none, or one outside the vocabulary
+  bool has_label = false;  // or there are no labels at all
+  float label_logit = 0;   // z_y, before the softcap
+  float upstream = 1, token_weight = 1, class_weight = 1;
+  float advantage = 0, old_log_prob = 0, reference_log_prob = 0;
+};
+
+struct RowCoefficients {
+  float p = 0, label = 0, uniform = 0, teacher = 0, reverse = 0, mix = 0;
+};
+
+__device__ inline int64_t index_at(const RowIndices& v, int64_t i) {
+  return v.id_bytes == 8 ? static_cast<const int64_t*>(v.data)[i * v.stride]
+                         : static_cast<const int32_t*>(v.data)[i * v.stride];
+}
+// A row's label as stored; -1 where there are none.
+__device__ inline int64_t stored_label(const HeadParams& p, int64_t row) {
+  return p.labels.data == nullptr ? -1 : index_at(p.labels, row);
+}
+// The column of a label, or -1: an ignored row, or a label outside the vocabulary.
+__device__ inline int64_t column_of_label(const HeadParams& p, int64_t label) {
+  if (label < p.vocab_offset || label - p.vocab_offset >= p.vocab || label < 0) return -1;
+  return label - p.vocab_offset;
+}
+__device__ inline int64_t label_column(const HeadParams& p, int64_t row) {
+  return column_of_label(p, stored_label(p, row));
+}
+
+// A labelled row's segment, or -1 where the census refused it.
+__device__ inline int64_t segment_of(const HeadParams& p, int64_t row) {
+  const int64_t segment = index_at(p.segments, row);
+  return segment >= 0 && segment < p.n_segments ? segment : -1;
+}
+__device__ inline int tokens_of_segment(const HeadParams& p, int64_t row) {
+  const int64_t segment = segment_of(p, row);
+  return segment < 0 ? 1 : p.segment_tokens[segment];
+}
+
+// Whether anything of the row is read.
+__device__ inline bool row_counts(const HeadParams& p, int64_t row, int64_t label) {
+  return p.every_row_counts || (p.masked_rows_count && p.mask[row] != 0) ||
+         column_of_label(p, label) >= 0;
+}
+
+__device__ inline bool term_counts(const HeadParams& p, const TermParams& term, int64_t row,
+                                   const RowInputs& in) {
+  switch (term.mask) {
+    case RowMask::kLabels:
+      return in.label >= 0;
+    case RowMask::kOwn:
+      return p.mask[row] != 0;
+    default:
+      return true;
+  }
+}
+
+__device__ inline void report(const HeadParams& p, int64_t row, Fault fault) {
+  atomicMin(&p.census->fault,
+            static_cast<unsigned long long>(row) << 8 | static_cast<unsigned long long>(fault));
+}
+
+template <class T>
+__device__ inline RowInputs load_row_inputs(const HeadParams& p, int64_t row, int64_t label) {
+  RowInputs in;
+  in.label = column_of_label(p, label);
+  in.has_label = p.labels.data == nullptr || in.label >= 0;
+  in.upstream = float_at(p.upstream_rows, row, 1);
+  if (in.label < 0) return in;
+  in.label_logit = to_float(static_cast<const T*>(p.logits)[row * p.logits_stride + in.label]);
+  in.token_weight = float_at(p.token_weights, row, 1);
+  in.class_weight = float_at(p.class_weights, in.label, 1);
+  in.advantage = float_at(p.advantages, row, 0);
+  in.old_log_prob = float_at(p.old_log_probs, row, 0);
+  in.reference_log_prob = float_at(p.reference_log_probs, row, 0);
+  return in;
+}
+
+__device__ inline float log_sum_exp(const RowSums& row) {
+  return kLn2 * (row.reference + row.log2_sum);
+}
+// The max-shifted target logit minus the max-shifted log-sum-exp.
+template <class Kind>
+__device__ inline float label_log_prob(const HeadParams& p, const RowInputs& in,
+                                       const RowSums& row) {
+  const float x = Kind::kSoftcap ? softcapped(p, in.label_logit) : in.label_logit;
+  return kLn2 * (fmaf(x, p.log2_scale, -row.reference) - row.log2_sum);
+}
+
+__device__ inline float divergence_loss(const TermParams& term, const RowSums& row, bool mixed) {
+  if (mixed) {
+    switch (term.divergence) {
+      case Divergence::kCrossEntropy:
+        return -kLn2 * row.cross;
+      case Divergence::kForwardKl:
+        return kLn2 * row.forward_kl;
+      case Divergence::kReverseKl:
+        return kLn2 * row.reverse_kl;
+      default:
+        return kLn2 *
+               fmaf(term.beta, row.teacher_from_mix, (1.0f - term.beta) * row.student_from_mix);
+    }
+  }
+  switch (term.divergence) {
+    case Divergence::kCrossEntropy:
+      return kLn2 * (row.log2_sum - row.cross / row.teacher_sum);
+    case Divergence::kForwardKl:
+      return kLn2 * ((row.log2_sum - row.teacher_log2_sum) - row.forward_kl / row.teacher_sum);
+    default:
+      return kLn2 * (row.reverse_kl / row.sum - (row.log2_sum - row.teacher_log2_sum));
+  }
+}
+
+// One term's loss of one row, and what it adds to the coefficients.
+__device__ inline float term_of_row(const HeadParams& p, int t, int64_t row_index, bool mixed,
+                                    const RowInputs& in, const RowSums& row, float term_gain,
+                                    float log_prob, RowCoefficients& add) {
+  const TermParams& term = p.terms[t];
+  if (!term_counts(p, term, row_index, in)) return 0;
+  const float gain = term_gain * in.upstream * p.scale;
+  switch (term.kind) {
+    case LossKind::kCrossEntropy: {
+      const float share = term.smoothing / static_cast<float>(p.vocab);
+      const float hit = (1.0f - term.smoothing) * in.class_weight;
+      float loss = -hit * log_prob, target_sum = hit;
+      if (term.smoothing > 0) {
+        const auto weight_sum = static_cast<float>(p.census->all_class_weights);
+        loss = fmaf(share * kLn2, fmaf(weight_sum, row.log2_sum, -row.smooth), loss);
+        target_sum = fmaf(share, weight_sum, hit);
+      }
+      add.p = gain * in.token_weight * target_sum;
+      add.label = gain * in.token_weight * hit;
+      add.uniform = gain * in.token_weight * share;
+      return in.token_weight * loss;
+    }
+    case LossKind::kZLoss: {
+      const float lse = log_sum_exp(row);
+      add.p = gain * 2.0f * lse;
+      return lse * lse;
+    }
+    case LossKind::kDistillation: {
+      const float slope = gain * term.loss_scale;
+      switch (term.divergence) {
+        case Divergence::kReverseKl:
+          add.reverse = slope;
+          break;
+        case Divergence::kJensenShannon:
+          add.mix = slope * (1.0f - term.beta);
+          break;
+        default:
+          add.p = slope;
+          add.teacher = slope;
+      }
+      return term.loss_scale * divergence_loss(term, row, mixed);
+    }
+    case LossKind::kGspo:
+    case LossKind::kDpo: {
+      if (!p.slopes_ready) return 0;
+      const float slope = gain * p.row_slopes[term.sequence * p.n_tok + row_index];
+      add.p = -slope;
+      add.label = -slope;
+      return 0;
+    }
+    default: {
+      const float log_ratio = log_prob - in.old_log_prob;
+      TokenLoss<float> token =
+          term.kind == LossKind::kGrpo
+              ? clipped_ratio_loss(log_ratio, in.advantage, term.epsilon_low, term.epsilon_high)
+              : clipped_weight_loss(log_prob, log_ratio, in.advantage, term.epsilon_low,
+                                    term.epsilon_high);
+      if (term.kl_beta > 0) {
+        const TokenLoss<float> penalty = k3_penalty(log_prob, in.reference_log_prob);
+        token.loss = fmaf(term.kl_beta, penalty.loss, token.loss);
+        token.slope = fmaf(term.kl_beta, penalty.slope, token.slope);
+      }
+      if (term.per_segment_mean) {
+        const auto n = static_cast<float>(tokens_of_segment(p, row_index));
+        token.loss /= n;
+        token.slope /= n;
+      }
+      add.p = -gain * token.slope;
+      add.label = -gain * token.slope;
+      return token.loss;
+    }
+  }
+}
+
+// A lane a term, its gain in that lane; the warp adds them up. `write`: this warp also writes the
+// term's row losses.
+template <Family kFamily>
+__device__ inline RowCoefficients evaluate_terms(const HeadParams& p, int64_t row_index,
+                                                 const RowInputs& in, const RowSums& row,
+                                                 float gain, float log_prob, int lane, bool write) {
+  RowCoefficients c;
+  if (lane < p.n_terms) {
+    const float loss =
+        term_of_row(p, lane, row_index, kFamily == Family::kMixed, in, row, gain, log_prob, c);
+    if (p.terms[lane].weight == 0) c = {};
+    if (write && p.terms[lane].sequence < 0) {
+      p.row_losses[lane * p.n_tok + row_index] = loss;
+    }
+  }
+  for (int step = 1; step < p.n_terms; step *= 2) {
+    c.p += __shfl_xor_sync(~0u, c.p, step);
+    c.label += __shfl_xor_sync(~0u, c.label, step);
+    c.uniform += __shfl_xor_sync(~0u, c.uniform, step);
+    if constexpr (kFamily == Family::kForward || kFamily == Family::kMixed) {
+      c.teacher += __shfl_xor_sync(~0u, c.teacher, step);
+    }
+    if constexpr (kFamily == Family::kReverse || kFamily == Family::kMixed) {
+      c.reverse += __shfl_xor_sync(~0u, c.reverse, step);
+    }
+    if constexpr (kFamily == Family::kMixed) c.mix += __shfl_xor_sync(~0u, c.mix, step);
+  }
+  c.p = __shfl_sync(~0u, c.p, 0);
+  c.label = __shfl_sync(~0u, c.label, 0);
+  c.uniform = __shfl_sync(~0u, c.uniform, 0);
+  if constexpr (kFamily == Family::kForward || kFamily == Family::kMixed) {
+    c.teacher = __shfl_sync(~0u, c.teacher, 0);
+  }
+  if constexpr (kFamily == Family::kReverse || kFamily == Family::kMixed) {
+    c.reverse = __shfl_sync(~0u, c.reverse, 0);
+  }
+  if constexpr (kFamily == Family::kMixed) c.mix = __shfl_sync(~0u, c.mix, 0);
+  return c;
+}
+
+}  // namespace ullage::lossk::cuda

@@ -1,0 +1,304 @@
+// The small kernels around the row kernel: the census before it, the sequences between its two
+// launches, the scalars after it. Sums are in float64, each thread over every kThreads-th row and
+// then a tree: an order fixed by n_tok.
+#pragma once
+
+#include "cuda/head_logits/row_terms.cuh"
+
+namespace ullage::lossk::cuda {
+
+inline constexpr int kScalarThreads = 1024;
+
+// The sum over the block; in every thread. `scratch`: one double a warp, shared.
+__device__ inline double block_sum(double x, double* scratch) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+  __syncthreads();
+  double total = 0;
+  for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) total += scratch[warp];
+  return total;
+}
+
+// One block. Counts the rows that divisors count, refuses labels and segment ids out of range, and
+// forms each term's gain.
+__global__ void __launch_bounds__(kScalarThreads) census(const __grid_constant__ HeadParams p) {
+  __shared__ double scratch[kScalarThreads / 32];
+  ullage::cuda::ptx::let_next_kernel_start();
+  Census& census = *p.census;
+  if (threadIdx.x == 0) {
+    census.fault = ~0ull;
+    census.finished = 0;
+  }
+  for (int64_t s = threadIdx.x; s < p.n_segments; s += blockDim.x) p.segment_tokens[s] = 0;
+  __syncthreads();
+
+  const bool has_labels = p.labels.data != nullptr;
+  double n_labelled = 0, n_masked = 0, label_weights = 0;
+#pragma unroll 4
+  for (int64_t row = threadIdx.x; row < p.n_tok; row += blockDim.x) {
+    if (p.mask != nullptr && p.mask[row] != 0) n_masked += 1;
+    const int64_t label = label_column(p, row);
+    if (has_labels && label < 0) {
+      if (index_at(p.labels, row) >= 0) report(p, row, Fault::kLabel);
+      continue;
+    }
+    n_labelled += 1;
+    if (has_labels) label_weights += float_at(p.class_weights, label, 1);
+    if (p.segments.data != nullptr) {
+      const int64_t segment = segment_of(p, row);
+      if (segment < 0) {
+        report(p, row, Fault::kSegment);
+      } else {
+        atomicAdd(&p.segment_tokens[segment], 1);
+      }
+    }
+  }
+  n_labelled = block_sum(n_labelled, scratch);
+  n_masked = block_sum(n_masked, scratch);
+  label_weights = block_sum(label_weights, scratch);
+
+  double all_class_weights = static_cast<double>(p.vocab);
+  if (p.wants_smoothing && p.class_weights.data != nullptr) {
+    double sum = 0;
+    for (int64_t j = threadIdx.x; j < p.vocab; j += blockDim.x) {
+      sum += p.class_weights.data[j * p.class_weights.stride];
+    }
+    all_class_weights = block_sum(sum, scratch);
+  }
+  for (int64_t pair = threadIdx.x; pair < p.n_pairs; pair += blockDim.x) {
+    const int64_t chosen = index_at(p.pairs, 2 * pair), rejected = index_at(p.pairs, 2 * pair + 1);
+    if (chosen < 0 || chosen >= p.n_segments || rejected < 0 || rejected >= p.n_segments ||
+        chosen == rejected) {
+      report(p, pair, Fault::kPair);
+    }
+  }
+  if (threadIdx.x == 0) {
+    census.n_labelled = static_cast<long long>(n_labelled);
+    census.all_class_weights = all_class_weights;
+    if (p.n_valid != nullptr) *p.n_valid = static_cast<int64_t>(n_labelled);
+  }
+  if (threadIdx.x < p.n_terms) {
+    const TermParams& term = p.terms[threadIdx.x];
+    double divisor = term.divisor;
+    if (term.census_divisor) {
+      divisor = term.kind == LossKind::kCrossEntropy ? label_weights
+                : term.mask == RowMask::kLabels      ? n_labelled
+                : term.mask == RowMask::kOwn         ? n_masked
+                                                     : static_cast<double>(p.n_tok);
+    }
+    const double inverse = divisor == 0 ? 0 : 1 / divisor;
+    census.inverse_divisor[threadIdx.x] = inverse;
+    census.gain[threadIdx.x] = static_cast<float>(p.upstream * term.weight * inverse);
+  }
+}
+
+// A warp a segment and sequence term: the sums of its labelled rows, in row order lane by lane.
+__global__ void __launch_bounds__(256) sum_sequences(const __grid_constant__ HeadParams p) {
+  const int64_t segment = int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (segment >= p.n_segments) return;
+  for (int t = 0; t < p.n_terms; ++t) {
+    const TermParams& term = p.terms[t];
+    if (term.sequence < 0) continue;
+    const RowFloats& base = term.kind == LossKind::kDpo ? p.reference_log_probs : p.old_log_probs;
+    double log_ratio = 0, advantage = 0;
+    for (int64_t row = lane; row < p.n_tok; row += 32) {
+      if (label_column(p, row) < 0 || index_at(p.segments, row) != segment) continue;
+      log_ratio += static_cast<double>(p.row_log_prob[row]) - float_at(base, row, 0);
+      advantage += float_at(p.advantages, row, 0);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      log_ratio += __shfl_xor_sync(~0u, log_ratio, step);
+      advantage += __shfl_xor_sync(~0u, advantage, step);
+    }
+    if (lane == 0) {
+      double* sums = p.segment_sums + term.sequence * 2 * p.n_segments;
+      sums[segment] = log_ratio;
+      sums[p.n_segments + segment] = advantage;
+    }
+  }
+}
+
+// A pair's margin: chosen minus rejected. False where the census refused the pair.
+__device__ inline bool margin_of_pair(const HeadParams& p, const double* log_ratios, int64_t pair,
+                                      int64_t& chosen, int64_t& rejected, double& margin) {
+  chosen = index_at(p.pairs, 2 * pair), rejected = index_at(p.pairs, 2 * pair + 1);
+  if (chosen < 0 || chosen >= p.n_segments || rejected < 0 || rejected >= p.n_segments ||
+      chosen == rejected) {
+    return false;
+  }
+  margin = log_ratios[chosen] - log_ratios[rejected];
+  return true;
+}
+
+// The slope of a sequence's loss in the log-probability of each of its labels, summed over the
+// pairs it is in.
+__device__ inline double preference_slope(const HeadParams& p, const TermParams& term,
+                                          const double* log_ratios, int64_t segment) {
+  double slope = 0;
+  for (int64_t pair = 0; pair < p.n_pairs; ++pair) {
+    int64_t chosen, rejected;
+    double margin;
+    if (!margin_of_pair(p, log_ratios, pair, chosen, rejected, margin)) continue;
+    if (segment != chosen && segment != rejected) continue;
+    const double of_margin = preference_loss(margin, static_cast<double>(term.beta)).slope;
+    slope += segment == chosen ? of_margin : -of_margin;
+  }
+  return slope;
+}
+
+// A thread a row: the sequence terms' row losses and slopes.
+__global__ void __launch_bounds__(256) slope_sequences(const __grid_constant__ HeadParams p) {
+  const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (row >= p.n_tok) return;
+  const int64_t segment = label_column(p, row) < 0 ? -1 : segment_of(p, row);
+  for (int t = 0; t < p.n_terms; ++t) {
+    const TermParams& term = p.terms[t];
+    if (term.sequence < 0) continue;
+    const double* sums = p.segment_sums + term.sequence * 2 * p.n_segments;
+    TokenLoss<double> token{0, 0};
+    if (segment >= 0 && term.kind == LossKind::kDpo) {
+      token.slope = preference_slope(p, term, sums, segment);
+    } else if (segment >= 0) {
+      const double n = p.segment_tokens[segment];
+      token = clipped_ratio_loss(sums[segment] / n, sums[p.n_segments + segment] / n,
+                                 static_cast<double>(term.epsilon_low),
+                                 static_cast<double>(term.epsilon_high));
+      if (term.kl_beta > 0) {
+        const TokenLoss<double> penalty =
+            k3_penalty(static_cast<double>(p.row_log_prob[row]),
+                       static_cast<double>(float_at(p.reference_log_probs, row, 0)));
+        token.loss += term.kl_beta * penalty.loss;
+        token.slope += term.kl_beta * penalty.slope;
+      }
+      if (term.per_segment_mean) token.loss /= n, token.slope /= n;
+    }
+    p.row_losses[t * p.n_tok + row] = static_cast<float>(token.loss);
+    p.row_slopes[term.sequence * p.n_tok + row] = static_cast<float>(token.slope);
+  }
+}
+
+// One term's metrics (head.h, PolicyMetrics), by one block.
+__device__ inline void policy_metrics(const HeadParams& p, int t, double* scratch) {
+  const TermParams& term = p.terms[t];
+  const bool gspo = term.kind == LossKind::kGspo;
+  const double low = 1 - static_cast<double>(term.epsilon_low);
+  const double high = 1 + static_cast<double>(term.epsilon_high);
+  PolicyMetrics sum{};
+  double largest = -INFINITY, smallest = INFINITY;
+  for (int64_t row = threadIdx.x; row < p.n_tok; row += blockDim.x) {
+    if (label_column(p, row) < 0) continue;
+    const int64_t segment = p.segments.data == nullptr ? 0 : segment_of(p, row);
+    if (segment < 0) continue;
+    const double n = p.segments.data == nullptr ? static_cast<double>(p.census->n_labelled)
+                                                : static_cast<double>(p.segment_tokens[segment]);
+    const double row_advantage = float_at(p.advantages, row, 0);
+    const double old_log_prob = float_at(p.old_log_probs, row, 0);
+    double log_ratio = p.row_log_prob[row] - old_log_prob, advantage = row_advantage;
+    if (gspo) {
+      const double* sums = p.segment_sums + term.sequence * 2 * p.n_segments;
+      log_ratio = sums[segment] / n;
+      advantage = sums[p.n_segments + segment] / n;
+    }
+    const double ratio = exp(log_ratio), weight = 1 / n, ratio_weight = gspo ? weight : 1;
+    sum.old_log_probs += weight * old_log_prob;
+    sum.new_log_probs += weight * p.row_log_prob[row];
+    sum.ratio += weight * ratio;
+    sum.kl += weight * (expm1(log_ratio) - log_ratio);
+    sum.clipped += ratio < low || ratio > high ? weight : 0;
+    sum.advantage += weight * advantage;
+    sum.entropy += weight * p.row_entropy[row];
+    sum.ratio_sum += ratio_weight * ratio;
+    sum.ratio_squared_sum += ratio_weight * ratio * ratio;
+    largest = fmax(largest, row_advantage);
+    smallest = fmin(smallest, row_advantage);
+  }
+  double n_segments = 0;
+  for (int64_t s = threadIdx.x; s < p.n_segments; s += blockDim.x) {
+    n_segments += p.segment_tokens[s] > 0 ? 1 : 0;
+  }
+  if (p.segments.data == nullptr) {
+    n_segments = threadIdx.x == 0 && p.census->n_labelled > 0 ? 1 : 0;
+  }
+  double* const fields[] = {
+      &sum.old_log_probs,     &sum.new_log_probs, &sum.ratio,   &sum.kl,
+      &sum.clipped,           &sum.advantage,     &sum.entropy, &sum.ratio_sum,
+      &sum.ratio_squared_sum, &n_segments};
+#pragma unroll
+  for (double* field : fields) *field = block_sum(*field, scratch);
+  // Extrema: a tree as well, in scratch.
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    largest = fmax(largest, __shfl_xor_sync(~0u, largest, step));
+    smallest = fmin(smallest, __shfl_xor_sync(~0u, smallest, step));
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = largest;
+  __syncthreads();
+  for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) largest = fmax(largest, scratch[warp]);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = smallest;
+  __syncthreads();
+  for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) smallest = fmin(smallest, scratch[warp]);
+  if (threadIdx.x != 0) return;
+  sum.max_advantage = largest;
+  sum.min_advantage = smallest;
+  sum.n_tokens = p.census->n_labelled;
+  sum.n_segments = static_cast<int64_t>(n_segments);
+  p.policy_metrics[t] = sum;
+}
+
+// A block a term: its scalar, and in the last block to finish the total. Further blocks write the
+// rows' token losses.
+__global__ void __launch_bounds__(kScalarThreads) scalars(const __grid_constant__ HeadParams p) {
+  __shared__ double scratch[kScalarThreads / 32];
+  ullage::cuda::ptx::wait_for_previous_kernel();
+  if (blockIdx.x >= p.n_terms) {
+    const int64_t row = int64_t{blockIdx.x - p.n_terms} * blockDim.x + threadIdx.x;
+    if (row >= p.n_tok) return;
+    double loss = 0;
+    for (int t = 0; t < p.n_terms; ++t) {
+      if (p.terms[t].weight != 0) loss += p.terms[t].weight * p.row_losses[t * p.n_tok + row];
+    }
+    p.token_loss.data[row * p.token_loss.stride] = static_cast<float>(loss);
+    return;
+  }
+  const int t = blockIdx.x;
+  const TermParams& term = p.terms[t];
+  double sum = 0;
+  if (term.kind == LossKind::kDpo) {
+    const double* log_ratios = p.segment_sums + term.sequence * 2 * p.n_segments;
+    for (int64_t pair = threadIdx.x; pair < p.n_pairs; pair += blockDim.x) {
+      int64_t chosen, rejected;
+      double margin;
+      if (!margin_of_pair(p, log_ratios, pair, chosen, rejected, margin)) continue;
+      sum += preference_loss(margin, static_cast<double>(term.beta)).loss;
+    }
+  } else {
+#pragma unroll 4
+    for (int64_t row = threadIdx.x; row < p.n_tok; row += blockDim.x) {
+      sum += p.row_losses[t * p.n_tok + row];
+    }
+  }
+  sum = block_sum(sum, scratch);
+  if (term.wants_metrics) policy_metrics(p, t, scratch);
+  if (threadIdx.x != 0) return;
+  const double inverse = p.census->inverse_divisor[t];
+  const double scalar = inverse == 0 ? 0 : sum * inverse;
+  p.census->scalars[t] = scalar;
+  if (p.term_scalars != nullptr) p.term_scalars[t] = scalar;
+  __threadfence();
+  if (atomicAdd(&p.census->finished, 1u) + 1 != p.n_terms) return;
+  __threadfence();
+  double total = 0;
+  for (int i = 0; i < p.n_terms; ++i) {
+    const double value = *const_cast<volatile double*>(&p.census->scalars[i]);
+    if (p.terms[i].weight != 0) total += p.terms[i].weight * value;
+  }
+  if (p.total != nullptr) *p.total = total;
+}
+
+}  // namespace ullage::lossk::cuda

@@ -1,0 +1,153 @@
+// The PTX this library writes itself, one function an instruction. Shared addresses are those of
+// the shared window, as `shared_address` gives them. What only Hopper has sits behind
+// ULLAGE_SM90, so that every file also compiles for sm_80.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define ULLAGE_SM90 1
+#else
+#define ULLAGE_SM90 0
+#endif
+
+namespace ullage::cuda::ptx {
+
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// 2^x; relative error at most 2^-22, subnormal results are 0; 2^0 is 1 exactly.
+__device__ inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// log2 x; absolute error at most 2^-22 for x in [0.5, 2], relative 2^-22 elsewhere; log2 1 is 0.
+__device__ inline float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The larger of two; NaN where either is.
+__device__ inline float max_nan(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+// The first `threads` threads of the block, whole warps, meet.
+__device__ inline void sync_warps(uint32_t threads) {
+  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+}
+
+#if ULLAGE_SM90
+
+__device__ inline uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ inline uint32_t cluster_size() {
+  uint32_t size;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+__device__ inline uint32_t cluster_id() {
+  uint32_t id;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+  return id;
+}
+__device__ inline uint32_t n_clusters() {
+  uint32_t n;
+  asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(n));
+  return n;
+}
+
+// All threads of the cluster meet; what was written before, in any of its blocks' shared memory, is
+// seen after.
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+
+// Stores to the same shared address in block `rank` of the cluster, and counts the 4 bytes on that
+// block's barrier when they have arrived. Costs no fence, unlike a cluster barrier, whose release
+// waits for every store the thread has under way.
+__device__ inline void store_in_block(uint32_t address, uint32_t rank, float value,
+                                      uint32_t barrier) {
+  asm volatile(
+      "{\n.reg .b32 remote, remote_barrier;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mapa.shared::cluster.u32 remote_barrier, %3, %1;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [remote], %2, "
+      "[remote_barrier];\n}" ::"r"(address),
+      "r"(rank), "r"(__float_as_uint(value)), "r"(barrier)
+      : "memory");
+}
+
+__device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes initialised barriers visible to the copy engine.
+__device__ inline void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Bulk copies: addresses and bytes are multiples of 16.
+__device__ inline void bulk_load(uint32_t shared, const void* global, uint32_t bytes,
+                                 uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+__device__ inline void bulk_store(void* global, uint32_t shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared), "r"(bytes)
+               : "memory");
+}
+__device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until the copy engine has read what this thread's committed stores read.
+__device__ inline void bulk_wait_reads() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// Orders this thread's ordinary shared accesses before later ones of the copy engine.
+__device__ inline void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Waits until the kernel before this one in the stream has finished, where this one was launched to
+// start early; otherwise returns at once.
+__device__ inline void wait_for_previous_kernel() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ inline void let_next_kernel_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+#else
+
+__device__ inline void wait_for_previous_kernel() {}
+__device__ inline void let_next_kernel_start() {}
+
+#endif
+
+}  // namespace ullage::cuda::ptx

@@ -1,0 +1,332 @@
+// What must not change a bit, what must be zero, and what a run reports.
+#include <gtest/gtest.h>
+
+#include "cuda/device_head.h"
+
+namespace ullage::test {
+namespace {
+
+class CudaHeadBits : public testing::Test {
+ protected:
+  void SetUp() override { ULLAGE_SKIP_WITHOUT_DEVICE(); }
+  Rng rng{test_seed()};
+};
+
+// Bits, so that NaN equals itself.
+std::vector<uint64_t> bits(const std::vector<double>& values) {
+  std::vector<uint64_t> result;
+  for (const double value : values) result.push_back(std::bit_cast<uint64_t>(value));
+  return result;
+}
+
+void expect_same_rows(const DeviceResult& a, const DeviceResult& b, const std::string& where) {
+  ASSERT_TRUE(a.ran.ok() && b.ran.ok()) << where << a.ran.to_string() << b.ran.to_string();
+  EXPECT_EQ(a.gradient_bits, b.gradient_bits) << where;
+  EXPECT_EQ(bits(a.token_loss), bits(b.token_loss)) << where;
+  EXPECT_EQ(bits(a.lse), bits(b.lse)) << where;
+  EXPECT_EQ(bits(a.label_log_prob), bits(b.label_log_prob)) << where;
+  EXPECT_EQ(bits(a.entropy), bits(b.entropy)) << where;
+  EXPECT_EQ(a.argmax, b.argmax) << where;
+}
+
+void expect_same(const DeviceResult& a, const DeviceResult& b, const std::string& where) {
+  expect_same_rows(a, b, where);
+  EXPECT_EQ(bits(a.terms), bits(b.terms)) << where;
+  EXPECT_EQ(bits(a.total), bits(b.total)) << where;
+}
+
+RandomHead draw(const std::vector<std::string>& names, Rng& rng, int64_t n_tok, int64_t vocab,
+                DType dtype) {
+  RandomHead head = random_head(rng, n_tok, 0, vocab);
+  for (const std::string& name : names) {
+    for (const LossTerm& term : term_variants()) {
+      if (term.name == name) head.config.terms.push_back(term);
+    }
+  }
+  store_inputs(head.inputs, dtype);
+  return head;
+}
+
+const std::vector<std::vector<std::string>> kMixes = {{"ce_smoothed", "z", "grpo_1", "gspo_0"},
+                                                      {"kd_fkl", "kd_ce", "ce"},
+                                                      {"kd_rkl", "z_every"},
+                                                      {"kd_jsd", "ce"}};
+
+TEST_F(CudaHeadBits, DoNotDependOnRunPlacementOrKernel) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const auto& names : kMixes) {
+      for (const int64_t vocab : {5000, 50257}) {
+        const RandomHead head = draw(names, rng, 6, vocab, dtype);
+        const DeviceOptions plain = {.dtype = dtype};
+        const DeviceResult first = run_on_device(head.config, head.inputs, plain);
+        ASSERT_TRUE(first.ran.ok()) << first.ran.to_string();
+        EXPECT_TRUE(first.padding_untouched);
+        const std::string where =
+            names[0] + " " + std::string(name_of(dtype)) + " " + std::to_string(vocab);
+        const auto same = [&](const char* what, const DeviceOptions& options) {
+          const DeviceResult result = run_on_device(head.config, head.inputs, options);
+          expect_same(first, result, where + ": " + what);
+          EXPECT_TRUE(result.padding_untouched) << where << ": " << what;
+        };
+        same("again", plain);
+        DeviceOptions options = plain;
+        options.in_place = true;
+        same("in place", options);
+        options.logits = {.pad = 7, .shift = 3};
+        same("in place, misaligned", options);
+        options = plain;
+        options.logits = {.pad = 1, .shift = 1};
+        options.teacher = {.pad = 2, .shift = 7};
+        options.gradient_at = {.pad = 5, .shift = 2};
+        same("misaligned", options);
+        options.kernel = "head_rows_sm80_streamed";
+        same("streamed, misaligned", options);
+        options = plain;
+        options.kernel = "head_rows_sm80_streamed";
+        same("streamed", options);
+        options.in_place = true;
+        same("streamed, in place", options);
+        for (const int cluster : {1, 2, 4, 8, 16}) {
+          for (const int warps : {1, 4, 7, 16}) {
+            options = plain;
+            options.tuning = {.cluster = cluster, .warps = warps};
+            const DeviceResult result = run_on_device(head.config, head.inputs, options);
+            if (result.kernel != first.kernel) continue;  // that many columns a block do not fit
+            expect_same(first, result,
+                        where + ": cluster " + std::to_string(cluster) + ", warps " +
+                            std::to_string(warps));
+          }
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// A row's results do not depend on the rows beside it; every term divides by a given number.
+TEST_F(CudaHeadBits, DoNotDependOnTheBatch) {
+  for (const auto& names : {std::vector<std::string>{"ce", "z", "grpo_0"}, kMixes[1], kMixes[3]}) {
+    RandomHead head = draw(names, rng, 300, 4099, DType::kBF16);
+    for (LossTerm& term : head.config.terms) term.divisor = 3;
+    const DeviceResult all = run_on_device(head.config, head.inputs, {.dtype = DType::kBF16});
+    for (const int64_t first_row : {int64_t{0}, int64_t{131}, int64_t{299}}) {
+      const int64_t n_rows = std::min<int64_t>(17, 300 - first_row);
+      RandomHead part = head;
+      part.inputs.n_segments = 0;
+      part.inputs.segments.clear();
+      const DeviceResult some =
+          run_on_device(part.config, part.inputs,
+                        {.dtype = DType::kBF16, .first_row = first_row, .n_rows = n_rows});
+      ASSERT_TRUE(some.ran.ok()) << some.ran.to_string();
+      for (int64_t r = 0; r < n_rows; ++r) {
+        EXPECT_EQ(some.lse[r], all.lse[first_row + r]);
+        EXPECT_EQ(some.token_loss[r], all.token_loss[first_row + r]);
+      }
+      const int64_t row_bytes = 4099 * 2;
+      EXPECT_TRUE(std::equal(some.gradient_bits.begin(), some.gradient_bits.end(),
+                             all.gradient_bits.begin() + first_row * row_bytes));
+    }
+  }
+}
+
+TEST_F(CudaHeadBits, AnEqualTeacherGivesExactlyZero) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const char* name : {"kd_fkl", "kd_rkl", "kd_jsd"}) {
+      for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+        RandomHead head = draw({name}, rng, 5, 9001, dtype);
+        head.inputs.teachers[0].logits = head.inputs.logits;
+        const DeviceResult result =
+            run_on_device(head.config, head.inputs, {.dtype = dtype, .kernel = kernel});
+        ASSERT_TRUE(result.ran.ok());
+        EXPECT_EQ(result.terms[0], 0) << name;
+        for (const double g : result.gradient) ASSERT_EQ(g, 0) << name;
+      }
+    }
+  }
+}
+
+TEST_F(CudaHeadBits, IgnoredRowsAreNotRead) {
+  for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+    RandomHead head = draw({"ce", "z"}, rng, 40, 3000, DType::kBF16);
+    for (int64_t r = 0; r < 40; ++r) {
+      if (r % 3 == 0) head.inputs.labels[r] = -100;
+      if (head.inputs.labels[r] >= 0) continue;
+      for (int64_t j = 0; j < 3000; ++j) head.inputs.logits[r * 3000 + j] = NAN;
+    }
+    const DeviceResult result =
+        run_on_device(head.config, head.inputs, {.dtype = DType::kBF16, .kernel = kernel});
+    EXPECT_TRUE(result.checked.ok()) << result.checked.to_string();
+    EXPECT_TRUE(std::isfinite(result.total[0]));
+    for (int64_t r = 0; r < 40; ++r) {
+      if (head.inputs.labels[r] >= 0) continue;
+      EXPECT_EQ(result.token_loss[r], 0);
+      EXPECT_EQ(result.argmax[r], -1);
+      for (int64_t j = 0; j < 3000; ++j) ASSERT_EQ(result.gradient[r * 3000 + j], 0);
+    }
+  }
+}
+
+TEST_F(CudaHeadBits, NothingToDoIsZero) {
+  RandomHead head = draw({"ce", "z"}, rng, 4, 100, DType::kF32);
+  for (int64_t& label : head.inputs.labels) label = -1;
+  DeviceResult result = run_on_device(head.config, head.inputs, {});
+  EXPECT_EQ(result.total[0], 0);
+  EXPECT_EQ(result.n_valid, 0);
+  for (const double g : result.gradient) EXPECT_EQ(g, 0);
+  head.inputs.n_segments = 0;
+  result = run_on_device(head.config, head.inputs, {.n_rows = 0});
+  EXPECT_TRUE(result.ran.ok()) << result.ran.to_string();
+  EXPECT_EQ(result.total[0], 0);
+}
+
+TEST_F(CudaHeadBits, FaultsAreReportedWithTheirRow) {
+  for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+    const RandomHead clean = draw({"ce", "kd_fkl"}, rng, 20, 777, DType::kBF16);
+    const auto check = [&](const RandomHead& head, StatusCode code, const char* text) {
+      const DeviceResult result =
+          run_on_device(head.config, head.inputs, {.dtype = DType::kBF16, .kernel = kernel});
+      EXPECT_EQ(result.checked.code(), code) << result.checked.to_string();
+      EXPECT_NE(result.checked.message().find(text), std::string::npos)
+          << result.checked.to_string();
+      return result;
+    };
+    RandomHead head = clean;
+    head.inputs.labels[4] = head.inputs.labels[6] = 777;
+    check(head, kLossTargetOutOfRange, "labels[4]");
+    for (const double bad : {double{NAN}, double{INFINITY}}) {
+      head = clean;
+      head.inputs.logits[8 * 777 + 776] = bad;
+      const DeviceResult result = check(head, kCudaNonFinite, "row 8 ");
+      EXPECT_TRUE(std::isnan(result.lse[8]));
+      EXPECT_TRUE(std::isnan(result.total[0]));
+      EXPECT_TRUE(std::isnan(result.gradient[8 * 777]));
+    }
+    head = clean;
+    head.inputs.teachers[0].logits[2 * 777] = NAN;
+    check(head, kCudaNonFinite, "row 2 ");
+    head = clean;
+    for (int64_t j = 0; j < 777; ++j) head.inputs.logits[10 * 777 + j] = -INFINITY;
+    const DeviceResult masked =
+        run_on_device(head.config, head.inputs, {.dtype = DType::kBF16, .kernel = kernel});
+    EXPECT_TRUE(std::isnan(masked.total[0]));
+    head = draw({"gspo_0"}, rng, 20, 777, DType::kBF16);
+    head.inputs.segments[2] = 4;
+    check(head, kHeadBadSegments, "segments[2]");
+    head = draw({"dpo"}, rng, 20, 777, DType::kBF16);
+    head.inputs.pairs[3] = 9;
+    check(head, kHeadBadPairs, "pair 1");
+  }
+}
+
+TEST_F(CudaHeadBits, RefusesInputsThatDoNotMatchThePlan) {
+  const RandomHead clean = draw({"ce", "grpo_0"}, rng, 4, 100, DType::kF32);
+  RandomHead head = clean;
+  head.inputs.labels.clear();
+  EXPECT_EQ(run_on_device(head.config, head.inputs, {.row_outputs = false}).ran.code(),
+            kHeadMissingInput);
+  head = clean;
+  head.inputs.advantages.resize(3);
+  EXPECT_EQ(run_on_device(head.config, head.inputs, {}).ran.code(), kLossLengthMismatch);
+  head = clean;
+  head.inputs.n_segments = 5;
+  EXPECT_EQ(run_on_device(head.config, head.inputs, {}).ran.code(), kHeadBadSegments);
+  head = clean;
+  head.inputs.upstream = NAN;
+  EXPECT_EQ(run_on_device(head.config, head.inputs, {}).ran.code(), kLossNonFiniteScalar);
+  EXPECT_EQ(
+      run_on_device(clean.config, clean.inputs, {.in_place = true, .accumulate = true}).ran.code(),
+      kHeadShapeMismatch);
+}
+
+// More elements than 2^31: the last rows repeat the first, and so must their gradients.
+TEST_F(CudaHeadBits, OffsetsOf64Bits) {
+  constexpr int64_t kVocab = 151936, kBlock = 20, kRepeats = 710;
+  constexpr int64_t kRows = kRepeats * kBlock;
+  static_assert(kRows * kVocab > int64_t{1} << 31);
+  const RandomHead head = draw({"ce"}, rng, kBlock, kVocab, DType::kBF16);
+  const DeviceMatrix block(head.inputs.logits.data(), kBlock, kVocab, DType::kBF16, {});
+  const size_t block_bytes = static_cast<size_t>(kBlock * kVocab * 2);
+  DeviceMemory logits(block_bytes * kRepeats);
+  std::vector<int64_t> labels;
+  for (int64_t i = 0; i < kRepeats; ++i) {
+    expect_cuda(cudaMemcpy(logits.data<uint8_t>() + static_cast<size_t>(i) * block_bytes,
+                           block.view.data, block_bytes, cudaMemcpyDeviceToDevice));
+    labels.insert(labels.end(), head.inputs.labels.begin(), head.inputs.labels.end());
+  }
+  DeviceMemory device_labels(labels);
+  lossk::HeadConfig config = head.config;
+  config.teachers.clear();
+  for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+    const auto plan = lossk::plan_cuda(
+        {kRows, 0, kVocab}, config,
+        {.input_dtype = DType::kBF16, .grad_dtype = DType::kBF16, .d_logits = true},
+        {.kernel = kernel});
+    ASSERT_TRUE(plan.ok());
+    DeviceMemory workspace(static_cast<size_t>(plan->workspace_bytes()));
+    DeviceMemory gradient(block_bytes * kRepeats);
+    lossk::Inputs inputs;
+    inputs.logits = {logits.data(), DType::kBF16, kRows, kVocab, kVocab};
+    inputs.labels = {device_labels.data(), 8, kRows, 1};
+    lossk::Outputs outputs;
+    outputs.d_logits = {gradient.data(), DType::kBF16, kRows, kVocab, kVocab};
+    const std::span<std::byte> work{workspace.data<std::byte>(), workspace.bytes()};
+    ASSERT_TRUE(plan->run(nullptr, inputs, outputs, work).ok());
+    ASSERT_TRUE(plan->check(nullptr, work).ok());
+    std::vector<uint8_t> first(block_bytes), last(block_bytes);
+    expect_cuda(cudaMemcpy(first.data(), gradient.data(), block_bytes, cudaMemcpyDeviceToHost));
+    expect_cuda(cudaMemcpy(last.data(), gradient.data<uint8_t>() + (kRepeats - 1) * block_bytes,
+                           block_bytes, cudaMemcpyDeviceToHost));
+    EXPECT_TRUE(first == last);
+    EXPECT_GT(std::count_if(first.begin(), first.end(), [](uint8_t b) { return b != 0; }), 1000);
+  }
+}
+
+TEST_F(CudaHeadBits, RunsInAGraph) {
+  const RandomHead head = draw({"ce", "gspo_0"}, rng, 50, 5001, DType::kBF16);
+  const DeviceResult plain = run_on_device(head.config, head.inputs, {.dtype = DType::kBF16});
+  lossk::HeadConfig config = head.config;
+  config.teachers.clear();
+  const auto plan = lossk::plan_cuda(
+      {50, 0, 5001}, config,
+      {.input_dtype = DType::kBF16, .grad_dtype = DType::kBF16, .d_logits = true}, {});
+  ASSERT_TRUE(plan.ok());
+  const DeviceMatrix logits(head.inputs.logits.data(), 50, 5001, DType::kBF16, {});
+  DeviceMatrix gradient(nullptr, 50, 5001, DType::kBF16, {});
+  DeviceInputs held;
+  DeviceMemory workspace(static_cast<size_t>(plan->workspace_bytes())), terms(16);
+  lossk::Inputs inputs;
+  inputs.logits = logits.view;
+  inputs.labels = held.ids(head.inputs.labels, 0);
+  inputs.token_weights = held.floats(head.inputs.token_weights, 0);
+  inputs.class_weights = held.floats(head.inputs.class_weights, 0);
+  inputs.advantages = held.floats(head.inputs.advantages, 0);
+  inputs.old_log_probs = held.floats(head.inputs.old_log_probs, 0);
+  inputs.reference_log_probs = held.floats(head.inputs.reference_log_probs, 0);
+  inputs.segments = held.ids(head.inputs.segments, 0);
+  inputs.n_segments = head.inputs.n_segments;
+  lossk::Outputs outputs;
+  outputs.d_logits = gradient.view;
+  outputs.terms = {terms.data<double>(), 2};
+
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  expect_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  expect_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  const Status status =
+      plan->run(stream, inputs, outputs, {workspace.data<std::byte>(), workspace.bytes()});
+  expect_cuda(cudaStreamEndCapture(stream, &graph));
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  expect_cuda(cudaGraphInstantiate(&executable, graph, 0));
+  for (int replay = 0; replay < 3; ++replay) expect_cuda(cudaGraphLaunch(executable, stream));
+  expect_cuda(cudaStreamSynchronize(stream));
+  bool untouched = true;
+  EXPECT_EQ(gradient.rows(untouched), plain.gradient_bits);
+  EXPECT_EQ(bits(terms.read<double>()), bits(plain.terms));
+  expect_cuda(cudaGraphExecDestroy(executable));
+  expect_cuda(cudaGraphDestroy(graph));
+  expect_cuda(cudaStreamDestroy(stream));
+}
+
+}  // namespace
+}  // namespace ullage::test

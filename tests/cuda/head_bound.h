@@ -1,0 +1,368 @@
+// How far the CUDA kernels may be from the oracle, derived from what they compute:
+//
+//   u_j = x_j * c - R, c = scale * log2 e     c and the result are rounded, |du| <= 3 e |u|; the
+//                                             rounding of R is common to the row and cancels; under
+//                                             a softcap each x is off by 8 e |x| (tanhf: 2 ulp, two
+//                                             products)
+//   2^u                                       relative 2^-22 (ex2.approx) + ln 2 |du|
+//   a sum of `depth` additions one on another  relative depth * e
+//   logf, a product, a difference              a rounding or two of its operands
+//
+// with e = 2^-24. First-order terms are added up and 2 % put on top for the products of errors. A
+// gradient is rounded once more, to its storage type.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "contract/head_validate.h"
+#include "cuda/head_logits/config.h"
+#include "support/head_random.h"
+
+namespace ullage::test {
+
+inline constexpr double kUnit = 0x1p-24;
+inline constexpr double kExp2 = 0x1p-22;
+inline const double kLn2 = std::log(2.0);
+
+// Additions one on another in a row's sum: 3 in a lane's eight columns, one for each time the warp
+// passes over a strip, 5 in the warp, then 4 and 5 over the strips.
+inline double sum_depth(int64_t vocab) {
+  return 3 + static_cast<double>(lossk::cuda::strip_columns_of(vocab)) / lossk::cuda::kWarpColumns +
+         5 + 4 + 5;
+}
+
+// A softmax and what its parts may be off by.
+struct SoftmaxError {
+  std::vector<double> log_q, q, d_q, u, d_u;  // u in base 2
+  double max = 0, log_sum = 0, d_log_sum = 0, lse = 0, d_lse = 0;
+  double depth = 0;
+
+  SoftmaxError(const double* x, int64_t vocab, double scale, bool softcapped)
+      : depth(sum_depth(vocab)) {
+    max = *std::max_element(x, x + vocab);
+    double sum = 0;
+    for (int64_t j = 0; j < vocab; ++j) sum += std::exp(scale * (x[j] - max));
+    log_sum = std::log(sum);
+    double d_sum = depth * kUnit;
+    std::vector<double> relative;
+    for (int64_t j = 0; j < vocab; ++j) {
+      const double a = scale * (x[j] - max);
+      u.push_back(a / kLn2);
+      log_q.push_back(a - log_sum);
+      q.push_back(std::exp(log_q.back()));
+      const bool finite = std::isfinite(a);
+      double off = finite ? 3 * kUnit * std::abs(u.back()) : 0;
+      if (finite && softcapped) {
+        off += 8 * kUnit * scale / kLn2 * (std::abs(x[j]) + std::abs(max));
+      }
+      d_u.push_back(off);
+      relative.push_back(kExp2 + kLn2 * off + 2 * kUnit);
+      d_sum += q.back() * relative.back();
+    }
+    d_log_sum = 1.02 * d_sum + 3 * kUnit * (1 + std::abs(log_sum));
+    lse = scale * max + log_sum;
+    d_lse = d_log_sum + 4 * kUnit * std::abs(scale * max) * (softcapped ? 4 : 1) +
+            4 * kUnit * std::abs(lse);
+    for (int64_t j = 0; j < vocab; ++j) {
+      // Also where the kernel goes by ln q = u - log2 sum.
+      const double from_log =
+          std::isfinite(u[j]) ? 3 * kUnit * (std::abs(u[j]) * kLn2 + log_sum) : 0;
+      d_q.push_back(1.02 * q[j] * (relative[j] + from_log + d_log_sum + 6 * kUnit) + 0x1p-120);
+    }
+  }
+
+  double d_log_q(int64_t j) const {
+    return kLn2 * d_u[j] + d_log_sum + 3 * kUnit * (std::abs(kLn2 * u[j]) + std::abs(log_sum));
+  }
+  // sum_j q_j |w_j|-like sums: sum of weight * value with the weights' and the values' errors.
+  double entropy_error() const {
+    double error = d_log_sum + 4 * kUnit * std::abs(log_sum);
+    for (size_t j = 0; j < q.size(); ++j) {
+      if (q[j] <= 0) continue;
+      error += d_q[j] * std::abs(kLn2 * u[j]) + q[j] * kLn2 * d_u[j] +
+               (depth + 2) * kUnit * q[j] * std::abs(kLn2 * u[j]);
+    }
+    return 1.02 * error;
+  }
+};
+
+// What one term's row loss and its gradient in a_j = scale * x_j may be off by, at gain 1.
+struct TermError {
+  double loss = 0;
+  double slope = 0;              // label terms: of the slope in lp
+  std::vector<double> gradient;  // [vocab]
+};
+
+class HeadBound {
+ public:
+  HeadBound(const lossk::HeadConfig& config, const reference::HeadInputs& in, DType dtype)
+      : config_(config), in_(in), dtype_(dtype) {}
+
+  // The bound of every element of d_logits, and of every term's scalar; `before`: what an
+  // accumulating run adds to.
+  void compute(const reference::HeadResult& expected, double before) {
+    const auto [n, d_model, vocab] = in_.shape;
+    const size_t n_terms = config_.terms.size();
+    terms.assign(n_terms, 0);
+    token_loss.assign(n, 0);
+    gradient.assign(n * vocab, 0);
+    lse.assign(n, 0);
+    label_log_prob.assign(n, 0);
+    entropy.assign(n, 0);
+    std::vector<double> d_lp(n, 0);
+    std::vector<SoftmaxError> rows;
+    for (int64_t r = 0; r < n; ++r) {
+      std::vector<double> x(in_.logits.begin() + r * vocab, in_.logits.begin() + (r + 1) * vocab);
+      if (cap() > 0) {
+        for (double& value : x) value = cap() * std::tanh(value / cap());
+      }
+      rows.emplace_back(x.data(), vocab, scale(), cap() > 0);
+      const SoftmaxError& row = rows.back();
+      lse[r] = row.d_lse;
+      entropy[r] = row.entropy_error();
+      if (has_label(r)) {
+        const int64_t y = label(r);
+        d_lp[r] =
+            1.02 * (row.d_log_sum + kLn2 * row.d_u[y] + 4 * kUnit * std::abs(kLn2 * row.u[y]) +
+                    2 * kUnit * std::abs(row.log_q[y]));
+        label_log_prob[r] = d_lp[r];
+      }
+    }
+    for (size_t t = 0; t < n_terms; ++t) {
+      const lossk::LossTerm& term = config_.terms[t];
+      double divisor = 0;  // of the scalar: recovered from a row's gradient gain below
+      divisor = divisor_of(term);
+      for (int64_t r = 0; r < n; ++r) {
+        if (!counts(term, r)) continue;
+        const TermError error = error_of(term, r, rows[r], d_lp);
+        terms[t] +=
+            divisor > 0 ? (error.loss + kUnit * std::abs(expected.token_loss[r])) / divisor : 0;
+        token_loss[r] += std::abs(term.weight) * error.loss;
+        if (term.weight == 0 || divisor == 0) continue;
+        const double upstream = in_.upstream_rows.empty() ? 1 : in_.upstream_rows[r];
+        const double gain = std::abs(in_.upstream * upstream * term.weight * scale() / divisor);
+        for (int64_t j = 0; j < vocab; ++j) {
+          gradient[r * vocab + j] += gain * error.gradient[j] * cap_slope(r, j);
+        }
+      }
+      terms[t] += 1e-12 * std::abs(expected.terms[t]);
+    }
+    for (int64_t r = 0; r < n; ++r) {
+      token_loss[r] += 2 * kUnit * std::abs(expected.token_loss[r]);
+      for (int64_t j = 0; j < vocab; ++j) {
+        const double g = expected.d_logits[r * vocab + j];
+        double& bound = gradient[r * vocab + j];
+        if (cap() > 0) bound += std::abs(g) * 32 * kUnit / std::max(cap_slope(r, j), 1e-6);
+        bound += 4 * kUnit * (std::abs(g) + std::abs(before));
+        bound = 1.02 * bound + storage_rounding(std::abs(g + before) + bound);
+      }
+    }
+  }
+
+  std::vector<double> terms, token_loss, gradient, lse, label_log_prob, entropy;
+
+ private:
+  double scale() const { return config_.options.logits_scale; }
+  double cap() const { return config_.options.softcap; }
+  bool has_label(int64_t r) const { return !in_.labels.empty() && in_.labels[r] >= 0; }
+  int64_t label(int64_t r) const { return in_.labels[r] - config_.options.vocab_offset; }
+  double cap_slope(int64_t r, int64_t j) const {
+    if (cap() == 0) return 1;
+    const double t = std::tanh(in_.logits[r * in_.shape.vocab + j] / cap());
+    return 1 - t * t;
+  }
+  bool counts(const lossk::LossTerm& term, int64_t r) const {
+    switch (lossk::resolved_mask(term, !in_.labels.empty(), !in_.mask.empty())) {
+      case lossk::RowMask::kLabels:
+        return has_label(r);
+      case lossk::RowMask::kOwn:
+        return in_.mask[r] != 0;
+      default:
+        return true;
+    }
+  }
+  double class_weight(int64_t j) const {
+    return in_.class_weights.empty() ? 1 : in_.class_weights[j];
+  }
+  double segment_tokens(int64_t segment) const {
+    double n = 0;
+    for (int64_t r = 0; r < in_.shape.n_tok; ++r) n += has_label(r) && in_.segments[r] == segment;
+    return n;
+  }
+  double divisor_of(const lossk::LossTerm& term) const {
+    if (term.divisor) return *term.divisor;
+    if (term.kind == LossKind::kDpo) return static_cast<double>(in_.pairs.size() / 2);
+    if (lossk::divides_by_segments(term)) {
+      const auto segments = static_cast<double>(in_.n_segments);
+      return lossk::resolved_normalizer(term) == PolicyNormalizer::kMaxLength
+                 ? segments * static_cast<double>(term.max_length)
+                 : segments;
+    }
+    double sum = 0;
+    for (int64_t r = 0; r < in_.shape.n_tok; ++r) {
+      if (counts(term, r)) sum += term.kind == LossKind::kCrossEntropy ? class_weight(label(r)) : 1;
+    }
+    return sum;
+  }
+  double storage_rounding(double magnitude) const {
+    if (dtype_ == DType::kBF16) return magnitude * 0x1p-8 + 0x1p-134;
+    if (dtype_ == DType::kF16) return magnitude * 0x1p-11 + 0x1p-25;
+    return magnitude * kUnit + 0x1p-149;
+  }
+
+  TermError error_of(const lossk::LossTerm& term, int64_t r, const SoftmaxError& row,
+                     const std::vector<double>& d_lp) const {
+    switch (term.kind) {
+      case LossKind::kCrossEntropy:
+        return cross_entropy(term, r, row, d_lp[r]);
+      case LossKind::kZLoss:
+        return z_loss(row);
+      case LossKind::kDistillation:
+        return distillation(term, r, row);
+      default:
+        return policy(term, r, row, d_lp);
+    }
+  }
+
+  TermError cross_entropy(const lossk::LossTerm& term, int64_t r, const SoftmaxError& row,
+                          double d_lp) const {
+    const auto vocab = static_cast<int64_t>(row.q.size());
+    const double token = in_.token_weights.empty() ? 1 : std::abs(in_.token_weights[r]);
+    const double share = term.label_smoothing / static_cast<double>(vocab);
+    const double hit = (1 - term.label_smoothing) * class_weight(label(r));
+    double all_weights = 0, smooth = 0, d_smooth = 0;
+    for (int64_t j = 0; j < vocab; ++j) {
+      all_weights += class_weight(j);
+      if (share == 0) continue;
+      smooth += class_weight(j) * std::abs(kLn2 * row.u[j]);
+      d_smooth += class_weight(j) * kLn2 * row.d_u[j];
+    }
+    const double target_sum = hit + share * all_weights;
+    TermError error;
+    error.loss =
+        hit * d_lp +
+        share * (all_weights * row.d_log_sum + d_smooth + (row.depth + 3) * kUnit * smooth) +
+        8 * kUnit *
+            (hit * std::abs(row.log_q[label(r)]) + share * (all_weights * row.log_sum + smooth));
+    error.loss *= token;
+    for (int64_t j = 0; j < vocab; ++j) {
+      const double size =
+          target_sum * row.q[j] + (j == label(r) ? hit : 0) + share * class_weight(j);
+      error.gradient.push_back(token * (target_sum * row.d_q[j] + 10 * kUnit * size));
+    }
+    return error;
+  }
+
+  TermError z_loss(const SoftmaxError& row) const {
+    TermError error;
+    error.loss =
+        2 * std::abs(row.lse) * row.d_lse + row.d_lse * row.d_lse + 4 * kUnit * row.lse * row.lse;
+    for (size_t j = 0; j < row.q.size(); ++j) {
+      error.gradient.push_back(2 * std::abs(row.lse) * (row.d_q[j] + 8 * kUnit * row.q[j]) +
+                               2 * row.d_lse * (row.q[j] + row.d_q[j]));
+    }
+    return error;
+  }
+
+  TermError policy(const lossk::LossTerm& term, int64_t r, const SoftmaxError& row,
+                   const std::vector<double>& d_lp) const {
+    const double lp = row.log_q[label(r)];
+    double d = d_lp[r] + 2 * kUnit * std::abs(lp), gain = 0, extra = 0;
+    const double old = in_.old_log_probs.empty() ? 0 : in_.old_log_probs[r];
+    const double advantage = in_.advantages.empty() ? 0 : std::abs(in_.advantages[r]);
+    double log_ratio = lp - old, size = advantage;
+    if (term.kind == LossKind::kGspo || term.kind == LossKind::kDpo) {
+      // Sequences: every row of the segment may be off by the most that any row is.
+      for (const double other : d_lp) d = std::max(d, other);
+      size = 0;
+      for (const double other : in_.advantages) size = std::max(size, std::abs(other));
+      log_ratio = largest_mean_log_ratio_;
+    }
+    d += kUnit * (std::abs(lp) + std::abs(old));
+    const double ratio = std::exp(std::min(log_ratio, 80.0));
+    TermError error;
+    if (term.kind == LossKind::kDpo) {
+      const double margin = 2 * static_cast<double>(in_.shape.n_tok) * d;
+      gain = term.beta;
+      error.slope = term.beta * term.beta * margin + 8 * kUnit * term.beta;
+      error.slope *= static_cast<double>(in_.pairs.size());
+      gain *= static_cast<double>(in_.pairs.size());
+      error.loss = term.beta * margin;
+    } else {
+      gain = ratio * size * (1 + (term.kind == LossKind::kCispo ? std::abs(lp) : 0));
+      error.slope = ratio * size * (d + 12 * kUnit);
+      error.loss = gain * (2 * d + 12 * kUnit);
+      if (term.kl_beta > 0) {
+        const double diff = in_.reference_log_probs[r] - lp, grown = std::exp(diff);
+        const double d_diff = d + kUnit * (std::abs(in_.reference_log_probs[r]) + std::abs(lp));
+        extra = term.kl_beta * (grown + 1);
+        error.slope += term.kl_beta * (grown * d_diff + 8 * kUnit * (grown + 1));
+        error.loss +=
+            term.kl_beta * ((grown + 1) * d_diff + 8 * kUnit * (grown + std::abs(diff) + 1));
+      }
+    }
+    const double slope = gain + extra;
+    for (size_t j = 0; j < row.q.size(); ++j) {
+      const double mass = row.q[j] + (static_cast<int64_t>(j) == label(r) ? 1 : 0);
+      error.gradient.push_back(slope * row.d_q[j] + (error.slope + 10 * kUnit * slope) * mass);
+    }
+    return error;
+  }
+
+  TermError distillation(const lossk::LossTerm& term, int64_t r, const SoftmaxError& row) const {
+    const auto vocab = static_cast<int64_t>(row.q.size());
+    const lossk::Teacher& teacher = config_.teachers[term.teacher];
+    const SoftmaxError t(in_.teachers[term.teacher].logits.data() + r * teacher.vocab, vocab,
+                         scale() / term.temperature, false);
+    const bool reverse = term.divergence == Divergence::kReverseKl;
+    const bool mixture = term.divergence == Divergence::kJensenShannon;
+    const bool cross = term.divergence == Divergence::kCrossEntropy;
+    const double factor = term.t_squared ? term.temperature * term.temperature : 1;
+    const SoftmaxError& weight = reverse ? row : t;  // whose probabilities weigh the logarithms
+    TermError error;
+    const double d_logs =
+        row.d_log_sum + t.d_log_sum + 4 * kUnit * (std::abs(row.log_sum) + std::abs(t.log_sum));
+    double mean = 0, d_mean = d_logs;
+    std::vector<double> size(vocab, 0), d_size(vocab, 0);  // |log ratio| and its error
+    for (int64_t j = 0; j < vocab; ++j) {
+      const double w = cross ? row.log_q[j] : row.log_q[j] - t.log_q[j];
+      const double shifted = cross ? kLn2 * row.u[j] : kLn2 * (row.u[j] - t.u[j]);
+      if (!std::isfinite(w) || !std::isfinite(shifted)) continue;
+      size[j] = std::max(std::abs(w), std::abs(shifted));
+      d_size[j] = row.d_log_q(j) + (cross ? 0 : t.d_log_q(j)) + 2 * kUnit * size[j];
+      // log2 of the mixture over q: its slope in the log ratio is at most 1; ex2 and lg2 add 2^-22
+      // each in base 2, the fused multiply-add a rounding.
+      if (mixture) d_size[j] += kLn2 * (2 * kExp2 + 4 * kUnit) + kExp2 * size[j];
+    }
+    for (int64_t j = 0; j < vocab; ++j) {
+      const double p = mixture ? t.q[j] + row.q[j] : weight.q[j];
+      const double d_p = mixture ? t.d_q[j] + row.d_q[j] : weight.d_q[j];
+      mean += p * size[j];
+      d_mean += d_p * size[j] + p * d_size[j] + (row.depth + 4) * kUnit * p * size[j];
+    }
+    error.loss = 1.02 * factor * d_mean;
+    for (int64_t j = 0; j < vocab; ++j) {
+      const double q = row.q[j], d_q = row.d_q[j];
+      if (reverse || mixture) {
+        error.gradient.push_back(1.02 * factor *
+                                 (d_q * (size[j] + mean) + q * (d_size[j] + d_mean) +
+                                  12 * kUnit * q * (size[j] + mean)));
+      } else {
+        error.gradient.push_back(factor * (d_q + t.d_q[j] + 10 * kUnit * (q + t.q[j])));
+      }
+    }
+    return error;
+  }
+
+ public:
+  // gspo: a bound of the mean log ratio of any segment.
+  double largest_mean_log_ratio_ = 3;
+
+ private:
+  const lossk::HeadConfig& config_;
+  const reference::HeadInputs& in_;
+  DType dtype_;
+};
+
+}  // namespace ullage::test

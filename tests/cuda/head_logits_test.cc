@@ -1,0 +1,265 @@
+// The CUDA kernels against the float64 oracle, within the bound of head_bound.h.
+#include <gtest/gtest.h>
+
+#include "cuda/device_head.h"
+#include "cuda/head_bound.h"
+#include "support/compare.h"
+
+namespace ullage::test {
+namespace {
+
+constexpr const char* kKernels[] = {"head_rows_sm90_cluster", "head_rows_sm80_streamed"};
+
+// Log-probabilities of a policy that moved a little from the one that sampled: ratios on both sides
+// of the clip bounds, none within 1e-3 of one.
+void move_policy(const HeadConfig& config, HeadInputs& in, Rng& rng) {
+  HeadConfig plain = config;
+  plain.terms = {{.name = "lp"}};
+  const std::vector<double> lp = reference::head_losses(plain, in).label_log_prob;
+  constexpr double kSteps[] = {-0.6, -0.15, 0.02, 0.1, 0.5};
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    for (size_t i = 0; i < lp.size(); ++i) {
+      in.old_log_probs[i] =
+          static_cast<float>(lp[i] - kSteps[below(rng, 5)] * uniform(rng, 0.9, 1));
+      in.reference_log_probs[i] = static_cast<float>(lp[i] + 0.3 * normal(rng));
+    }
+    if (distance_to_clip(config, in) > 1e-3) return;
+  }
+  FAIL() << "no ratios away from the clip bounds";
+}
+
+RandomHead draw(const std::vector<LossTerm>& terms, Rng& rng, int64_t n_tok, int64_t vocab,
+                DType dtype) {
+  RandomHead head = random_head(rng, n_tok, 0, vocab);
+  head.config.terms = terms;
+  head.inputs.n_segments = std::min<int64_t>(head.inputs.n_segments, n_tok);
+  head.inputs.upstream = 0.75;
+  store_inputs(head.inputs, dtype);
+  move_policy(head.config, head.inputs, rng);
+  return head;
+}
+
+double worst_fraction = 0;
+
+void expect_close(const char* what, std::span<const double> actual,
+                  std::span<const double> expected, const std::vector<double>& bound,
+                  const std::string& where) {
+  const Comparison result = compare(actual, expected, [&](size_t i) { return bound[i]; });
+  EXPECT_TRUE(result.ok) << where << ", " << what << ": " << result.message;
+  worst_fraction = std::max(worst_fraction, result.fraction);
+}
+
+double before_of(const DeviceOptions& options) { return options.accumulate ? 0.5 : 0; }
+
+void expect_oracle(const RandomHead& head, const DeviceOptions& options, const std::string& where) {
+  const DeviceResult actual = run_on_device(head.config, head.inputs, options);
+  ASSERT_TRUE(actual.planned.ok()) << where << ": " << actual.planned.to_string();
+  ASSERT_TRUE(actual.ran.ok()) << where << ": " << actual.ran.to_string();
+  ASSERT_TRUE(actual.checked.ok()) << where << ": " << actual.checked.to_string();
+  HeadResult expected = reference::head_losses(head.config, head.inputs);
+  HeadBound bound(head.config, head.inputs, options.dtype);
+  bound.compute(expected, before_of(options));
+  EXPECT_EQ(actual.n_valid, expected.n_valid) << where;
+  expect_close("terms", actual.terms, expected.terms, bound.terms, where);
+  double total_bound = 0;
+  for (size_t t = 0; t < bound.terms.size(); ++t) {
+    total_bound += std::abs(head.config.terms[t].weight) * bound.terms[t];
+  }
+  expect_close("total", actual.total, {&expected.total, 1}, {total_bound}, where);
+  if (options.row_outputs) {
+    expect_close("token_loss", actual.token_loss, expected.token_loss, bound.token_loss, where);
+    expect_close("lse", actual.lse, expected.lse, bound.lse, where);
+    expect_close("entropy", actual.entropy, expected.entropy, bound.entropy, where);
+    EXPECT_EQ(actual.argmax, expected.argmax) << where;
+    if (!head.inputs.labels.empty()) {
+      expect_close("label_log_prob", actual.label_log_prob, expected.label_log_prob,
+                   bound.label_log_prob, where);
+      EXPECT_EQ(actual.correct, expected.correct) << where;
+    }
+  }
+  if (options.gradient) {
+    for (double& g : expected.d_logits) g += before_of(options);
+    expect_close("d_logits", actual.gradient, expected.d_logits, bound.gradient, where);
+    EXPECT_TRUE(actual.padding_untouched) << where;
+  }
+}
+
+class CudaHead : public testing::Test {
+ protected:
+  void SetUp() override { ULLAGE_SKIP_WITHOUT_DEVICE(); }
+  static void TearDownTestSuite() {
+    std::printf("the largest error used %.3f of its bound\n", worst_fraction);
+  }
+  Rng rng{test_seed()};
+};
+
+TEST_F(CudaHead, EveryTermByItself) {
+  int taken = 0;
+  for (const LossTerm& term : term_variants()) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const char* kernel : kKernels) {
+        const int64_t vocab = 1 + below(rng, 1500);
+        const RandomHead head = draw({term}, rng, 9, std::max<int64_t>(vocab, 3), dtype);
+        const DeviceOptions options = {.dtype = dtype, .kernel = kernel};
+        const std::string where = term.name + " " + std::string(name_of(dtype)) + " " + kernel +
+                                  " vocab " + std::to_string(vocab);
+        if (run_on_device(head.config, head.inputs, options).planned.code() == kHeadUnknownKind) {
+          continue;
+        }
+        ++taken;
+        expect_oracle(head, options, where);
+        if (HasFailure()) return;
+      }
+    }
+  }
+  // ce 2, z 3, distillation from logits 4, grpo 5, gspo 5, cispo, dpo.
+  EXPECT_EQ(taken, 21 * 6);
+}
+
+std::vector<LossTerm> mix(const std::vector<std::string>& names) {
+  std::vector<LossTerm> terms;
+  for (const std::string& name : names) {
+    for (const LossTerm& term : term_variants()) {
+      if (term.name != name) continue;
+      terms.push_back(term);
+      terms.back().weight = 0.5 + 0.25 * static_cast<double>(terms.size());
+    }
+  }
+  return terms;
+}
+
+const std::vector<std::vector<std::string>> kMixes = {
+    {"ce", "z", "grpo_0"},
+    {"ce_smoothed", "gspo_0", "cispo", "z_every", "dpo"},
+    {"kd_ce", "kd_fkl", "ce", "z"},
+    {"kd_rkl", "ce", "z_own"},
+    {"kd_jsd", "z"},
+    {"kd_jsd", "kd_ce", "kd_fkl", "kd_rkl", "ce_smoothed", "grpo_2"}};
+
+TEST_F(CudaHead, MixesAtEveryVocabulary) {
+  for (const int64_t vocab :
+       {1, 2, 31, 127, 129, 1000, 8003, 32000, 50257, 128256, 129920, 151936, 256000, 262144}) {
+    for (size_t m = 0; m < kMixes.size(); ++m) {
+      // The long rows, a mix each in turn: the oracle takes its time.
+      if (vocab > 10'000 && (m + static_cast<size_t>(vocab)) % 2 != 0) continue;
+      const DType dtype = m % 2 == 0 ? DType::kBF16 : DType::kF32;
+      const RandomHead head = draw(mix(kMixes[m]), rng, 5, vocab, dtype);
+      for (const char* kernel : kKernels) {
+        expect_oracle(
+            head, {.dtype = dtype, .kernel = kernel},
+            "mix " + std::to_string(m) + " vocab " + std::to_string(vocab) + " " + kernel);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(CudaHead, OptionsOfTheRow) {
+  for (const std::string variant :
+       {"softcap", "scale", "offset", "accumulate", "no labels", "upstream rows", "given divisor",
+        "forward only", "temperature", "no row outputs", "misaligned"}) {
+    for (const char* kernel : kKernels) {
+      for (size_t m : {0u, 2u, 3u, 4u}) {
+        const DType dtype = m == 0 ? DType::kF32 : DType::kBF16;
+        DeviceOptions options = {.dtype = dtype, .kernel = kernel};
+        RandomHead head = draw(mix(variant == "no labels" && m == 0 ? std::vector<std::string>{"z"}
+                                   : variant == "no labels" ? std::vector<std::string>{kMixes[m][0]}
+                                                            : kMixes[m]),
+                               rng, 7, 2000 + static_cast<int64_t>(m), dtype);
+        if (variant == "softcap") head.config.options.softcap = 3;
+        if (variant == "scale") head.config.options.logits_scale = 0.6;
+        if (variant == "offset") head.config.options.vocab_offset = 100;
+        if (variant == "offset") {
+          for (int64_t& label : head.inputs.labels) label += label >= 0 ? 100 : 0;
+        }
+        if (variant == "accumulate") options.accumulate = true;
+        if (variant == "no labels") {
+          head.inputs.labels.clear();
+          head.inputs.mask.clear();
+        }
+        if (variant == "upstream rows") {
+          head.inputs.upstream_rows = normals(rng, 7, 1);
+          store_inputs(head.inputs, dtype);
+        }
+        if (variant == "given divisor") head.config.terms[0].divisor = 0.3;
+        if (variant == "forward only") options.gradient = false;
+        if (variant == "temperature") {
+          for (LossTerm& term : head.config.terms) {
+            term.temperature = 2;
+            term.t_squared = true;
+          }
+        }
+        if (variant == "no row outputs") options.row_outputs = false;
+        if (variant == "misaligned") {
+          options.logits = {.pad = 3, .shift = 1};
+          options.teacher = {.pad = 0, .shift = 5};
+          options.gradient_at = {.pad = 1, .shift = 0};
+        }
+        if (variant != "no labels") move_policy(head.config, head.inputs, rng);
+        expect_oracle(head, options, variant + " mix " + std::to_string(m) + " " + kernel);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(CudaHead, PolicyMetrics) {
+  for (const char* kernel : kKernels) {
+    const RandomHead head = draw(mix({"grpo_0", "gspo_0"}), rng, 12, 1003, DType::kF32);
+    const DeviceResult actual =
+        run_on_device(head.config, head.inputs, {.dtype = DType::kF32, .kernel = kernel});
+    const HeadResult expected = reference::head_losses(head.config, head.inputs);
+    ASSERT_EQ(actual.policy_metrics.size(), 2u);
+    for (size_t t = 0; t < 2; ++t) {
+      const lossk::PolicyMetrics &a = actual.policy_metrics[t], &e = expected.policy_metrics[t];
+      const auto near = [&](double x, double y) { EXPECT_NEAR(x, y, 1e-5 * (1 + std::abs(y))); };
+      near(a.old_log_probs, e.old_log_probs);
+      near(a.new_log_probs, e.new_log_probs);
+      near(a.ratio, e.ratio);
+      near(a.kl, e.kl);
+      near(a.clipped, e.clipped);
+      near(a.advantage, e.advantage);
+      near(a.entropy, e.entropy);
+      near(a.ratio_sum, e.ratio_sum);
+      near(a.ratio_squared_sum, e.ratio_squared_sum);
+      EXPECT_EQ(a.max_advantage, e.max_advantage);
+      EXPECT_EQ(a.min_advantage, e.min_advantage);
+      EXPECT_EQ(a.n_tokens, e.n_tokens);
+      EXPECT_EQ(a.n_segments, e.n_segments);
+    }
+  }
+}
+
+// A common offset costs nothing beyond what the storage type loses of the logits.
+TEST_F(CudaHead, LargeOffsets) {
+  for (const double offset : {-1e4, 1e4}) {
+    for (const char* kernel : kKernels) {
+      for (size_t m : {0u, 2u, 3u}) {
+        RandomHead head = draw(mix(kMixes[m]), rng, 5, 3001, DType::kF32);
+        for (double& x : head.inputs.logits) x = static_cast<float>(x + offset);
+        for (double& x : head.inputs.teachers[0].logits) x = static_cast<float>(x - offset);
+        move_policy(head.config, head.inputs, rng);
+        expect_oracle(head, {.kernel = kernel}, "offset " + std::to_string(offset));
+      }
+    }
+  }
+}
+
+TEST_F(CudaHead, MaskedColumns) {
+  for (const char* kernel : kKernels) {
+    for (const std::string name : {"ce", "kd_ce", "kd_fkl", "kd_rkl", "kd_jsd"}) {
+      RandomHead head = draw(mix({name}), rng, 6, 700, DType::kBF16);
+      for (int64_t r = 0; r < 6; ++r) {
+        for (int64_t j = 0; j < 700; ++j) {
+          if (j % 3 != r % 3 || j == head.inputs.labels[r]) continue;
+          head.inputs.logits[r * 700 + j] = -INFINITY;
+          head.inputs.teachers[0].logits[r * 700 + j] = -INFINITY;
+        }
+      }
+      expect_oracle(head, {.dtype = DType::kBF16, .kernel = kernel}, name);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ullage::test

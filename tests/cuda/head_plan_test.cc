@@ -1,0 +1,123 @@
+// Planning needs no GPU: which kernel, how much memory, and what is refused.
+#include <gtest/gtest.h>
+
+#include "cuda/head_logits/config.h"
+#include "ullage/lossk/cuda_head.h"
+
+namespace ullage::lossk {
+namespace {
+
+HeadConfig cross_entropy() { return {.terms = {{.name = "ce"}}}; }
+
+HeadConfig distillation(int64_t vocab, Divergence divergence) {
+  return {.terms = {{.name = "kd", .kind = LossKind::kDistillation, .divergence = divergence}},
+          .teachers = {{.vocab = vocab, .dtype = DType::kBF16}}};
+}
+
+Request bf16() {
+  return {.input_dtype = DType::kBF16, .grad_dtype = DType::kBF16, .d_logits = true};
+}
+
+TEST(CudaHeadPlan, KeepsEveryUsualRowOnAnH200InItsClusters) {
+  for (const int64_t vocab : {1, 31, 1000, 32000, 50257, 151936, 262144}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      Request request = {.input_dtype = dtype, .grad_dtype = dtype, .d_logits = true};
+      HeadConfig config = distillation(vocab, Divergence::kReverseKl);
+      config.teachers[0].dtype = dtype;
+      const auto plan = plan_cuda({8, 0, vocab}, config, request, {});
+      ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+      EXPECT_EQ(plan->kernel(), "head_rows_sm90_cluster") << vocab;
+      EXPECT_TRUE(plan->rejections().empty());
+    }
+  }
+}
+
+TEST(CudaHeadPlan, StreamsRowsThatNoClusterHolds) {
+  Request request = {.grad_dtype = DType::kF32, .d_logits = true};
+  const auto plan = plan_cuda({8, 0, 2'000'000}, cross_entropy(), request, {});
+  ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+  EXPECT_EQ(plan->kernel(), "head_rows_sm80_streamed");
+  ASSERT_EQ(plan->rejections().size(), 1u);
+  EXPECT_NE(plan->rejections()[0].reason.find("2000000 columns"), std::string::npos);
+}
+
+TEST(CudaHeadPlan, TakesAnAmpereAndRefusesATuring) {
+  CudaHeadOptions options;
+  options.device.name = "A100";
+  options.device.compute_capability = 80;
+  const auto plan = plan_cuda({8, 0, 32000}, cross_entropy(), bf16(), options);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->kernel(), "head_rows_sm80_streamed");
+  options.device.compute_capability = 75;
+  EXPECT_EQ(plan_cuda({8, 0, 32000}, cross_entropy(), bf16(), options).status().code(),
+            kCudaUnsupportedDevice);
+}
+
+TEST(CudaHeadPlan, BookingsAddUp) {
+  HeadConfig config = cross_entropy();
+  config.terms.push_back({.name = "gspo", .kind = LossKind::kGspo});
+  Request request = bf16();
+  request.policy_metrics = true;
+  const auto plan = plan_cuda({1000, 0, 32000}, config, request, {});
+  ASSERT_TRUE(plan.ok());
+  int64_t sum = 0;
+  for (const Booking& booking : plan->bookings()) sum += booking.bytes;
+  EXPECT_EQ(sum, plan->workspace_bytes());
+  EXPECT_GT(sum, 1000 * 4 * 4);
+  EXPECT_EQ(plan->launches(), 6);
+  EXPECT_EQ(plan_cuda({1000, 0, 32000}, cross_entropy(), bf16(), {})->launches(), 3);
+}
+
+TEST(CudaHeadPlan, LayoutsFitAndCoverTheRow) {
+  const CudaDevice h200;
+  for (int64_t vocab = 1; vocab < 300'000; vocab += 1 + vocab / 7) {
+    for (int family = 0; family < cuda::kFamilies; ++family) {
+      std::vector<Rejection> rejections;
+      const auto layout = cuda::choose_row_layout(
+          vocab, DType::kF32, static_cast<cuda::Family>(family), h200, "", {}, rejections);
+      ASSERT_TRUE(layout.ok());
+      ASSERT_EQ(layout->kernel, cuda::RowKernel::kCluster) << vocab;
+      EXPECT_LE(layout->shared_bytes, h200.shared_per_block_bytes);
+      EXPECT_LE(layout->n_strips, cuda::kMaxStrips);
+      EXPECT_GE(int64_t{layout->n_strips} * layout->strip_columns, vocab);
+      EXPECT_GE(layout->strips_per_block * layout->cluster, layout->n_strips);
+      EXPECT_GE(layout->strips_per_warp * layout->warps, layout->strips_per_block);
+      EXPECT_LT(layout->strips_per_warp * (layout->warps - 1), layout->strips_per_block);
+      EXPECT_LE(layout->warps, cuda::kMaxWarps);
+      EXPECT_EQ(layout->strip_pitch_bytes % 16, 0);
+    }
+  }
+}
+
+TEST(CudaHeadPlan, RefusesWhatItsKernelsDoNotTake) {
+  const auto code = [](HeadConfig config, Request request, CudaHeadOptions options = {}) {
+    return plan_cuda({8, 0, 1000}, config, request, options).status().code();
+  };
+  Request request = bf16();
+  request.input_dtype = DType::kF64;
+  EXPECT_EQ(code(cross_entropy(), request), kHeadBadDtype);
+  request = bf16();
+  request.grad_dtype = DType::kF32;
+  EXPECT_EQ(code(cross_entropy(), request), kHeadBadDtype);
+  HeadConfig config = cross_entropy();
+  config.terms[0].logits_scale = 2;
+  EXPECT_EQ(code(config, bf16()), kHeadUnknownKind);
+  config = distillation(1000, Divergence::kForwardKl);
+  config.terms[0].student_temperature = 2;
+  EXPECT_EQ(code(config, bf16()), kHeadUnknownKind);
+  config = distillation(1000, Divergence::kForwardKl);
+  config.teachers[0].dtype = DType::kF32;
+  EXPECT_EQ(code(config, bf16()), kHeadBadDtype);
+  config = distillation(1000, Divergence::kForwardKl);
+  config.terms.push_back(config.terms[0]);
+  config.terms[1].name = "warm";
+  config.terms[1].temperature = 2;
+  EXPECT_EQ(code(config, bf16()), kHeadUnknownKind);
+  EXPECT_EQ(code(cross_entropy(), bf16(), {.kernel = "no_such_kernel"}), kHeadUnknownKernel);
+  EXPECT_EQ(
+      plan_cuda({8, 64, 1000}, cross_entropy(), {.input_dtype = DType::kBF16}, {}).status().code(),
+      kHeadShapeMismatch);
+}
+
+}  // namespace
+}  // namespace ullage::lossk

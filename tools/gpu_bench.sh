@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Builds and runs the GPU benchmarks; their records go to FOLDER/*.json. usage: gpu_bench.sh FOLDER [--sweep]
+set -euo pipefail
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
+folder=${1:?usage: gpu_bench.sh FOLDER [--sweep]}
+mkdir -p "$folder"
+tools/gpu_build.sh
+build-gpu/bin/bench_head_logits --json "$folder/head_logits.json" "${@:2}"
