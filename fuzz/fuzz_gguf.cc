@@ -8,6 +8,8 @@
 #include "model/config_gguf.h"
 #include "model/gguf.h"
 #include "model/model_weights.h"
+#include "model/tokenizer.h"
+#include "model/tokenizer_gguf.h"
 #include "read_all.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -20,13 +22,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     (void)value.boolean();
     (void)value.string();
     (void)value.integers();
-    if (const auto strings = value.strings()) {
-      for (const auto& text : *strings) {
-        if (!text.empty() && text.front() == text.back()) (void)text.size();
-      }
-    }
+    (void)value.strings();
   }
   read_all(file->tensors);
+  if (auto data = tokenizer_data_from_gguf(*file, "x.gguf")) {
+    if (const auto tokenizer = Tokenizer::create(*std::move(data))) {
+      const auto ids = tokenizer->encode("abcab a<|end|>", true);
+      if (ids) (void)tokenizer->decode(*ids);
+    }
+  }
   const auto config = config_from_gguf(*file, "x.gguf");
   if (!config) return 0;
   StoredModel stored;
