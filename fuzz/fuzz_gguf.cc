@@ -25,8 +25,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     (void)value.strings();
   }
   read_all(file->tensors);
-  if (auto data = tokenizer_data_from_gguf(*file, "x.gguf")) {
-    if (const auto tokenizer = Tokenizer::create(*std::move(data))) {
+  if (auto tokens = tokenizer_data_from_gguf(*file, "x.gguf")) {
+    if (const auto tokenizer = Tokenizer::create(*std::move(tokens))) {
       const auto ids = tokenizer->encode("abcab a<|end|>", true);
       if (ids) (void)tokenizer->decode(*ids);
     }

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -55,18 +54,18 @@ std::vector<int64_t> token_ids(const JsonValue& root, std::string_view key, Fiel
   return ids;
 }
 
-void read_rope(const JsonValue& root, FieldReader& fields, std::string_view origin, Config& config,
-               Status& status) {
+Status read_rope(const JsonValue& root, FieldReader& fields, std::string_view origin,
+                 Config& config) {
   const JsonValue* newer = object_at(root, "rope_parameters", fields);
   const JsonValue* older = object_at(root, "rope_scaling", fields);
   constexpr double kThetaBeforeItWasWritten = 10000;  // llama 1 and 2 files have no rope_theta
   config.rope_theta = fields.positive("rope_theta", kThetaBeforeItWasWritten);
   const JsonValue* object = newer != nullptr ? newer : older;
-  if (object == nullptr) return;
+  if (object == nullptr) return kModelOk;
 
   FieldReader rope =
       fields_of(*object, fmt::format("{}: {}", origin, newer ? "rope_parameters" : "rope_scaling"));
-  // A newer object says its base itself, unless the older key does.
+  // The newer object holds the base too, in place of the older key or beside it.
   if (newer && (rope.has("rope_theta") || !fields.has("rope_theta"))) {
     config.rope_theta = rope.positive("rope_theta");
   }
@@ -85,7 +84,7 @@ void read_rope(const JsonValue& root, FieldReader& fields, std::string_view orig
     rope.require(scaling.high_freq_factor > scaling.low_freq_factor, "high_freq_factor",
                  "a number above low_freq_factor is read");
   }
-  status = rope.status();
+  return rope.status();
 }
 
 // Attention over a window shorter than the context, in any layer, is not implemented.
@@ -111,7 +110,7 @@ void refuse_unimplemented(const JsonValue& root, FieldReader& fields, const Conf
   fields.require(!fields.flag("mlp_bias", false), "mlp_bias", "false is read");
   fields.require(fields.positive("partial_rotary_factor", 1) == 1, "partial_rotary_factor",
                  "a rotation of whole heads, 1, is read");
-  if (config.family != Family::kLlama) refuse_windows(root, fields, config);
+  refuse_windows(root, fields, config);
 }
 
 }  // namespace
@@ -160,8 +159,7 @@ Result<Config> parse_config_json(std::string_view text, std::string_view origin)
   config.eos_ids = token_ids(root, "eos_token_id", fields);
   if (!config.eos_ids.empty()) config.eos_id = config.eos_ids.front();
 
-  Status rope_status = kModelOk;
-  read_rope(root, fields, origin, config, rope_status);
+  const Status rope_status = read_rope(root, fields, origin, config);
   refuse_unimplemented(root, fields, config);
   for (const Status& status : {outer.status(), fields.status(), rope_status}) {
     if (!status.ok()) return status;
