@@ -1,5 +1,5 @@
-// ullage loss MODEL --text FILE [--window N] [--chunk N | --budget BYTES] [--threads N] [--verify]
-// [--json]
+// ullage loss MODEL --text FILE [--losses FILE] [--window N] [--chunk N | --budget BYTES]
+//             [--threads N] [--verify] [--json]
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -16,6 +16,7 @@
 
 #include "model/checkpoint.h"
 #include "model_argument.h"
+#include "runtime/head_config_json.h"
 #include "runtime/text_loss.h"
 #include "units.h"
 #include "verbs.h"
@@ -29,6 +30,7 @@ using runtime::TextLossResult;
 struct Options {
   std::string model;
   std::string text;
+  std::string losses;
   std::string budget = "256MiB";
   runtime::TextLossRequest request;
   bool json = false;
@@ -73,10 +75,15 @@ void print_plan(const TextLossPlan& plan) {
 }
 
 void print_result(const TextLossPlan& plan, const TextLossResult& result,
-                  const Measured& measured) {
+                  const std::vector<lossk::LossTerm>& terms, const Measured& measured) {
   fmt::print("measured\n");
   fmt::print("  loss      {:.6f} nats a token, perplexity {:.4f}\n", result.mean_loss,
              result.perplexity);
+  for (size_t t = 0; t < terms.size(); ++t) {
+    fmt::print("  {:<9} {:.6f}, times {:g} in the total\n", terms[t].name, result.terms[t],
+               terms[t].weight);
+  }
+  if (!terms.empty()) fmt::print("  total     {:.6f}\n", result.total);
   if (plan.verify_chunk > 0 && result.n_verify_mismatches == 0) {
     fmt::print("  verified  the same bits with {} tokens at a time\n",
                with_commas(plan.verify_chunk));
@@ -91,7 +98,7 @@ void print_result(const TextLossPlan& plan, const TextLossResult& result,
 }
 
 void print_json(const std::string& model, const TextLossPlan& plan, const TextLossResult& result,
-                const Measured& measured) {
+                const std::vector<lossk::LossTerm>& terms, const Measured& measured) {
   nlohmann::ordered_json bookings = nlohmann::ordered_json::array();
   for (const Booking& booking : plan.bookings) {
     bookings.push_back({{"purpose", booking.purpose}, {"bytes", booking.bytes}});
@@ -119,6 +126,10 @@ void print_json(const std::string& model, const TextLossPlan& plan, const TextLo
        {{"peak_resident_bytes", measured.peak_resident_bytes},
         {"seconds", measured.seconds},
         {"tokens_per_second", static_cast<double>(plan.n_tokens) / measured.seconds}}}};
+  for (size_t t = 0; t < terms.size(); ++t) {
+    out["result"]["losses"][terms[t].name] = result.terms[t];
+    out["result"]["total"] = result.total;
+  }
   if (plan.verify_chunk > 0) {
     out["result"]["verify_chunk"] = plan.verify_chunk;
     out["result"]["verify_mismatches"] = result.n_verify_mismatches;
@@ -148,8 +159,19 @@ Result<std::vector<int32_t>> encode(const model::Checkpoint& checkpoint, const s
   return tokenizer->encode(*text, /*parse_special=*/false);
 }
 
-int loss(const Options& options) {
+int loss(Options options) {
   const auto refuse = [&](const Status& status) { return report(status, options.json); };
+  if (!options.losses.empty()) {
+    auto text = read_text(options.losses);
+    if (!text) return refuse(text.status());
+    auto losses = runtime::head_config_from_json(*text);
+    if (!losses) return refuse(losses.status());
+    if (losses->terms.empty()) {
+      return refuse({kHeadBadConfig, "losses is empty; accepted: one loss or more"});
+    }
+    options.request.losses = *std::move(losses);
+  }
+  const std::vector<lossk::LossTerm>& terms = options.request.losses.terms;
   auto checkpoint = model::Checkpoint::open(model_path(options.model));
   if (!checkpoint) return refuse(checkpoint.status());
   auto tokens = encode(*checkpoint, options.text);
@@ -166,9 +188,9 @@ int loss(const Options& options) {
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   const Measured measured = {peak_resident_bytes(), elapsed.count()};
   if (options.json) {
-    print_json(checkpoint->name(), *plan, *result, measured);
+    print_json(checkpoint->name(), *plan, *result, terms, measured);
   } else {
-    print_result(*plan, *result, measured);
+    print_result(*plan, *result, terms, measured);
   }
   if (result->n_verify_mismatches == 0) return 0;
   fmt::print(stderr, "ullage: {} of {} token losses have other bits {} tokens at a time than {}\n",
@@ -185,6 +207,8 @@ void add_loss(CLI::App& program, int& exit_code) {
       "loss", "The mean loss and perplexity of a text, in a memory that is known before");
   verb->add_option("model", options->model, kModelHelp)->required();
   verb->add_option("--text", options->text, "The text, read as bytes")->required();
+  verb->add_option("--losses", options->losses,
+                   "A JSON file: {\"losses\": [{\"kind\": \"z_loss\", \"weight\": 1e-4}, ...]}");
   verb->add_option("--window", request.window,
                    "Tokens that see each other; a window scores all but its first")
       ->capture_default_str();

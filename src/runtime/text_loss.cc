@@ -45,20 +45,53 @@ std::optional<DType> dense_type(model::ElementType type) {
   }
 }
 
-// Cross-entropy of up to n_rows hidden states. Through lossk's door for hidden states; where the
-// head's weights are quantised, the decoder makes each chunk's logits and they take the other door.
+// The losses that are asked for, or cross-entropy; each as a sum, for the text is cut into groups,
+// over the tokens that have labels, for the last group is padded.
+lossk::HeadConfig sums_of(lossk::HeadConfig losses) {
+  if (losses.terms.empty()) losses.terms.push_back({.name = "cross_entropy"});
+  for (lossk::LossTerm& term : losses.terms) {
+    term.divisor = 1;
+    term.mask = lossk::RowMask::kLabels;
+  }
+  return losses;
+}
+
+// What a text cannot give: it has labels and nothing else.
+Status check_losses(const lossk::HeadConfig& losses) {
+  if (losses.terms.empty()) return kHeadOk;
+  if (Status status = lossk::validate(losses); !status.ok()) return status;
+  for (const lossk::LossTerm& term : losses.terms) {
+    const bool of_labels =
+        term.kind == lossk::LossKind::kCrossEntropy || term.kind == lossk::LossKind::kZLoss;
+    if (!of_labels || term.mask == lossk::RowMask::kOwn) {
+      return {kHeadMissingInput,
+              "term '" + term.name +
+                  "' needs more than labels, which is all a text gives; "
+                  "accepted: cross_entropy and z_loss without a mask of its own"};
+    }
+  }
+  const lossk::HeadOptions& options = losses.options;
+  if (options.bias || options.adapter_rank > 0 || options.vocab_offset > 0) {
+    return {kHeadMissingInput,
+            "bias, adapter_rank or vocab_offset is set, and a checkpoint's head has none; "
+            "accepted: logits_scale, softcap"};
+  }
+  return kHeadOk;
+}
+
+// Losses of up to n_rows hidden states. Through lossk's door for hidden states; where the head's
+// weights are quantised, the decoder makes each chunk's logits and they take the other door.
 class Head {
  public:
   static Result<Head> plan(const model::Checkpoint& checkpoint, int64_t n_rows, int64_t chunk,
-                           int n_threads) {
+                           const TextLossRequest& text) {
     const auto dtype = dense_type(checkpoint.head().type);
     const model::Config& config = checkpoint.config();
-    lossk::HeadConfig losses;
-    losses.terms.push_back({.name = "cross_entropy"});
+    const lossk::HeadConfig losses = sums_of(text.losses);
     lossk::Request request;
     request.weight_dtype = dtype.value_or(DType::kF32);
     const lossk::Shape shape = {dtype ? n_rows : chunk, dtype ? config.d_model : 0, config.vocab};
-    auto plan = lossk::plan(shape, losses, request, {.chunk = chunk, .n_threads = n_threads});
+    auto plan = lossk::plan(shape, losses, request, {.chunk = chunk, .n_threads = text.n_threads});
     if (!plan) return plan.status();
     return Head{*std::move(plan), checkpoint.head(), dtype, n_rows, chunk};
   }
@@ -66,14 +99,20 @@ class Head {
   int64_t workspace_bytes() const { return plan_.workspace_bytes(); }
   int64_t logit_rows() const { return dtype_ ? 0 : chunk_; }
 
-  // losses[i] for i < n; `labels` is -1 from n on. Labels and losses have room for n_rows + chunk.
+  // losses[i] for i < n, and every term's sum added to `sums`, [n_terms]; `terms` is scratch of
+  // that size. `labels` is -1 from n on. Labels and losses have room for n_rows + chunk.
   Status run(session::Decoder& decoder, const float* hidden, const int32_t* labels, int64_t n,
-             float* logits, double* losses, std::span<std::byte> workspace) const {
-    const auto loss_of = [&](lossk::Inputs& inputs, int64_t first, int64_t rows) {
+             float* logits, double* losses, std::span<double> terms, std::span<double> sums,
+             std::span<std::byte> workspace) const {
+    const auto loss_of = [&](lossk::Inputs& inputs, int64_t first, int64_t rows) -> Status {
       inputs.labels = {labels + first, sizeof(int32_t), rows};
       lossk::Outputs outputs;
-      outputs.token_loss = {losses + first, DType::kF64, rows};
-      return plan_.run(inputs, outputs, workspace);
+      outputs.terms = terms;
+      outputs.label_log_prob = {losses + first, DType::kF64, rows};
+      if (Status status = plan_.run(inputs, outputs, workspace); !status.ok()) return status;
+      for (int64_t i = first; i < first + rows; ++i) losses[i] = -losses[i];
+      for (size_t t = 0; t < terms.size(); ++t) sums[t] += terms[t];
+      return kHeadOk;
     };
     const int64_t width = weight_.cols;
     lossk::Inputs inputs;
@@ -112,13 +151,13 @@ struct Work {
   size_t hidden, logits, labels, losses, verify_losses, workspace;
 
   static Result<Work> make(const model::Checkpoint& checkpoint, const TextLossPlan& plan,
-                           int n_threads) {
+                           const TextLossRequest& request) {
     const int64_t group = std::max<int64_t>(1, group_tokens(plan.window, plan.n_scored));
-    auto head = Head::plan(checkpoint, group, plan.chunk, n_threads);
+    auto head = Head::plan(checkpoint, group, plan.chunk, request);
     if (!head) return head.status();
     std::optional<Head> verify_head;
     if (plan.verify_chunk > 0) {
-      auto verify = Head::plan(checkpoint, group, plan.verify_chunk, n_threads);
+      auto verify = Head::plan(checkpoint, group, plan.verify_chunk, request);
       if (!verify) return verify.status();
       verify_head = *std::move(verify);
     }
@@ -165,6 +204,7 @@ Result<TextLossPlan> plan_text_loss(const model::Checkpoint& checkpoint, int64_t
     return Status(kLossEmptyDimension, "window is " + std::to_string(request.window) +
                                            "; at least 2 tokens are needed, to score one");
   }
+  if (Status status = check_losses(request.losses); !status.ok()) return status;
   auto decoder = session::Decoder::plan(checkpoint, decoder_options(request));
   if (!decoder) return decoder.status();
 
@@ -195,7 +235,7 @@ Result<TextLossPlan> plan_text_loss(const model::Checkpoint& checkpoint, int64_t
   plan.peak_logit_bytes = plan.chunk * config.vocab * kFloatBytes;
   plan.materialized_logit_bytes = plan.n_scored * config.vocab * kFloatBytes;
 
-  auto work = Work::make(checkpoint, plan, request.n_threads);
+  auto work = Work::make(checkpoint, plan, request);
   if (!work) return work.status();
   plan.bookings = work->plan.bookings();
   plan.bookings.insert(plan.bookings.end(), decoder->bookings.begin(), decoder->bookings.end());
@@ -218,7 +258,7 @@ Result<TextLossResult> run_text_loss(const model::Checkpoint& checkpoint,
                                                std::to_string(config.vocab));
     }
   }
-  auto work = Work::make(checkpoint, *plan, request.n_threads);
+  auto work = Work::make(checkpoint, *plan, request);
   if (!work) return work.status();
   auto arena = session::Arena::create(work->plan);
   if (!arena) return arena.status();
@@ -235,17 +275,22 @@ Result<TextLossResult> run_text_loss(const model::Checkpoint& checkpoint,
   TextLossResult result;
   result.n_scored = plan->n_scored;
   int64_t n_grouped = 0;
-  const auto reduce = [&](const Head& head, double* to) {
+  const std::vector<lossk::LossTerm>& terms = request.losses.terms;
+  const size_t n_terms = std::max<size_t>(1, terms.size());
+  std::vector<double> scratch(n_terms), sums(n_terms, 0), verify_sums(n_terms, 0);
+  const auto reduce = [&](const Head& head, double* to, std::span<double> term_sums) {
     return head.run(*decoder, hidden, labels, n_grouped, arena->slice<float>(work->logits), to,
-                    workspace);
+                    scratch, term_sums, workspace);
   };
   const auto flush = [&]() -> Status {
     const int64_t padded = work->group + std::max(plan->chunk, plan->verify_chunk);
     std::fill(labels + n_grouped, labels + padded, -1);
-    if (Status status = reduce(work->head, losses); !status.ok()) return status;
+    if (Status status = reduce(work->head, losses, sums); !status.ok()) return status;
     for (int64_t i = 0; i < n_grouped; ++i) result.total_loss += losses[i];
     if (work->verify_head) {
-      if (Status status = reduce(*work->verify_head, verify_losses); !status.ok()) return status;
+      if (Status status = reduce(*work->verify_head, verify_losses, verify_sums); !status.ok()) {
+        return status;
+      }
       for (int64_t i = 0; i < n_grouped; ++i) {
         result.n_verify_mismatches +=
             std::bit_cast<uint64_t>(losses[i]) != std::bit_cast<uint64_t>(verify_losses[i]);
@@ -272,6 +317,11 @@ Result<TextLossResult> run_text_loss(const model::Checkpoint& checkpoint,
   result.mean_loss =
       plan->n_scored > 0 ? result.total_loss / static_cast<double>(plan->n_scored) : 0;
   result.perplexity = std::exp(result.mean_loss);
+  for (size_t t = 0; t < terms.size(); ++t) {
+    const double divisor = terms[t].divisor.value_or(static_cast<double>(plan->n_scored));
+    result.terms.push_back(divisor == 0 ? 0 : sums[t] / divisor);
+    if (terms[t].weight != 0) result.total += terms[t].weight * result.terms[t];
+  }
   return result;
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "model/checkpoint.h"
+#include "ullage/lossk/terms.h"
 #include "ullage/plan.h"
 #include "ullage/status.h"
 
@@ -25,6 +26,9 @@ struct TextLossRequest {
   int64_t budget_bytes = 256LL << 20;  // logits may take, where no chunk is given
   int n_threads = 0;                   // 0: as many as the machine has
   bool verify = false;                 // compute every loss at a second chunk size too
+  // Losses to report beside the cross-entropy: cross_entropy and z_loss terms, the ones that need
+  // labels alone. A divisor not given is the number of scored tokens.
+  lossk::HeadConfig losses = {};
 };
 
 struct TextLossPlan {
@@ -48,6 +52,8 @@ struct TextLossResult {
   double perplexity = 0;  // exp(mean_loss)
   int64_t n_scored = 0;
   int64_t n_verify_mismatches = 0;  // token losses whose bits differ at plan.verify_chunk
+  std::vector<double> terms;        // of request.losses, unweighted
+  double total = 0;                 // sum of weight * term
 };
 
 // The largest chunk whose f32 logits fit the budget, a power of two, at most 2^27 / vocab tokens.
@@ -55,7 +61,8 @@ struct TextLossResult {
 Result<int64_t> chunk_for_budget(int64_t vocab, int64_t budget_bytes);
 
 // Errors: 581 for a window below 2 or a chunk below 1, 587 for a chunk whose logits exceed 2^27
-// cells or a budget below one row, and the decoder's 601-603.
+// cells or a budget below one row, the decoder's 601-603, and 680-699 for losses that are
+// meaningless or need more than a text gives (683).
 Result<TextLossPlan> plan_text_loss(const model::Checkpoint& checkpoint, int64_t n_tokens,
                                     const TextLossRequest& request);
 

@@ -127,6 +127,21 @@ class Loss(unittest.TestCase):
         plan = answer("loss", self.MODEL, "--text", TEXT, "--budget", "300kB")["plan"]
         self.assertEqual(plan["chunk"], 128)  # 146 rows of 2 KiB fit; the power of two below
 
+    def test_losses_of_a_configuration(self):
+        losses = {"losses": [{"kind": "cross_entropy"}, {"kind": "z_loss", "weight": 0.5}]}
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(losses, file)
+            file.flush()
+            result = answer("loss", self.MODEL, "--text", TEXT, "--losses", file.name)["result"]
+            terms = result["losses"]
+            self.assertAlmostEqual(terms["cross_entropy"], result["mean_loss"], places=12)
+            self.assertAlmostEqual(result["total"], terms["cross_entropy"] + 0.5 * terms["z_loss"], places=12)
+            done = ullage("loss", self.MODEL, "--text", TEXT, "--losses", file.name)
+            self.assertIn("z_loss", done.stdout)
+            file.write("{")
+            file.flush()
+            self.assertEqual(ullage("loss", self.MODEL, "--text", TEXT, "--losses", file.name).returncode, 2)
+
     def test_an_empty_text(self):
         out = answer("loss", self.MODEL, "--text", "/dev/null")
         self.assertEqual((out["result"]["mean_loss"], out["result"]["n_scored"]), (0, 0))

@@ -54,6 +54,51 @@ TEST(TextLoss, MeanLossOfTheGoldenModelsAtAnyChunk) {
   }
 }
 
+// Terms beside the mean: cross-entropy again, z-loss under either head, whatever the chunk.
+TEST(TextLoss, ReportsTheLossesOfAConfiguration) {
+  const auto tokens = golden_runs("qwen3-tiny/golden.json")[3]["prompt"].get<Tokens>();
+  for (const char* name : {"qwen3-tiny", "qwen3-tiny.gguf"}) {
+    const model::Checkpoint checkpoint = open_model(name);
+    TextLossRequest request = {.window = 23, .chunk = 66, .n_threads = 2};
+    request.losses.terms = {{.name = "ce"},
+                            {.name = "z", .kind = lossk::LossKind::kZLoss, .weight = 0.5},
+                            {.name = "z / 7",
+                             .kind = lossk::LossKind::kZLoss,
+                             .weight = 0,
+                             .divisor = 7,
+                             .mask = lossk::RowMask::kNone}};
+    const auto whole = run_text_loss(checkpoint, tokens, request, {});
+    ASSERT_TRUE(whole.ok()) << whole.status().to_string();
+    EXPECT_NEAR(whole->terms[0], whole->mean_loss, 1e-12);
+    EXPECT_NEAR(whole->total, whole->terms[0] + 0.5 * whole->terms[1], 1e-12);
+    EXPECT_GT(whole->terms[1], 0);
+    EXPECT_NEAR(whole->terms[2] * 7, whole->terms[1] * 66, 1e-9);
+    request.chunk = 5;
+    request.verify = true;
+    const auto cut = run_text_loss(checkpoint, tokens, request, {});
+    ASSERT_TRUE(cut.ok());
+    EXPECT_EQ(cut->n_verify_mismatches, 0);
+    EXPECT_EQ(cut->total_loss, whole->total_loss);
+    EXPECT_NEAR(cut->terms[1], whole->terms[1], 1e-12 * whole->terms[1]);
+  }
+}
+
+TEST(TextLoss, RefusesLossesThatNeedMoreThanLabels) {
+  const model::Checkpoint checkpoint = open_model("qwen3-tiny");
+  TextLossRequest request;
+  for (const lossk::LossKind kind : {lossk::LossKind::kGrpo, lossk::LossKind::kDpo}) {
+    request.losses.terms = {{.name = "it", .kind = kind}};
+    const auto plan = plan_text_loss(checkpoint, 100, request);
+    ASSERT_FALSE(plan.ok());
+    EXPECT_EQ(plan.status().code(), kHeadMissingInput) << plan.status().to_string();
+  }
+  request.losses.terms = {{.name = "it"}};
+  request.losses.options.bias = true;
+  EXPECT_EQ(plan_text_loss(checkpoint, 100, request).status().code(), kHeadMissingInput);
+  request.losses.options = {.logits_scale = 0};
+  EXPECT_EQ(plan_text_loss(checkpoint, 100, request).status().code(), kHeadBadScale);
+}
+
 // A text in windows is the texts of the windows: nothing is carried over, a last window of one
 // token scores nothing, and threads change no bit.
 TEST(TextLoss, WindowsKnowNothingOfEachOther) {
