@@ -215,8 +215,7 @@ HWY_INLINE Compute<T> max_row(const T* row, int64_t n) {
   constexpr Compute<T> kLeast = -std::numeric_limits<Compute<T>>::infinity();
   constexpr int64_t kVectors = 4;  // independent maxima: a comparison and a blend take 4 cycles
   // A comparison with NaN is false. hn::Max differs between targets there.
-  const auto larger = [d](V most, V v)
-                          HWY_ATTR { return hn::IfThenElse(hn::Gt(v, most), v, most); };
+  const auto larger = [](V most, V v) HWY_ATTR { return hn::IfThenElse(hn::Gt(v, most), v, most); };
   V most[kVectors];
   for (V& v : most) v = hn::Set(d, kLeast);
   int64_t j = 0;
