@@ -1,0 +1,254 @@
+"""One run of a head plan over tensors: the bodies of the custom operations, outside autograd."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+from typing import NamedTuple
+
+import torch
+
+from ullage import _arrays
+from ullage import _library as c
+from ullage.head import HeadPlan, make_plan
+
+# Gradients to compute, a set of bits.
+D_INPUT, D_WEIGHT, D_BIAS, D_ADAPTER = 1, 2, 4, 8
+# Values of each row to return, a set of bits; METRICS are of each policy term.
+TOKEN_LOSS, LSE, LOG_PROB, ENTROPY, ARGMAX, METRICS = 1, 2, 4, 8, 16, 32
+
+N_METRICS = 13  # doubles in a PolicyMetrics, the last two of them int64
+
+NAMES = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+class HeadTensors(NamedTuple):
+    """What the losses read, in the order of the operations' arguments."""
+
+    input: torch.Tensor  # [n_tok][vocab] logits where weight is None, else [n_tok][d_model] hidden states
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    adapter_a: torch.Tensor | None
+    adapter_b: torch.Tensor | None
+    labels: torch.Tensor | None
+    token_weights: torch.Tensor | None
+    class_weights: torch.Tensor | None
+    mask: torch.Tensor | None
+    advantages: torch.Tensor | None
+    old_log_probs: torch.Tensor | None
+    reference_log_probs: torch.Tensor | None
+    segments: torch.Tensor | None
+    pairs: torch.Tensor | None
+    teachers: list[torch.Tensor]  # logits: [logits]; hidden: [hidden, weight]; top_k: [ids, log_probs]; in order
+
+
+class Gradients(NamedTuple):
+    """Empty where not computed."""
+
+    input: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+    adapter_a: torch.Tensor
+    adapter_b: torch.Tensor
+
+
+class Values(NamedTuple):
+    """Empty where not asked for; rows are f32, or f64 for f64 inputs."""
+
+    total: torch.Tensor  # [] f64
+    terms: torch.Tensor  # [n_terms] f64, unweighted
+    n_valid: torch.Tensor  # [] int64
+    token_loss: torch.Tensor
+    lse: torch.Tensor
+    log_prob: torch.Tensor
+    entropy: torch.Tensor
+    argmax: torch.Tensor
+    metrics: torch.Tensor  # [n_terms][N_METRICS] f64
+
+
+@functools.lru_cache(maxsize=256)
+def parsed(config: str) -> dict:
+    return json.loads(config)
+
+
+def row_dtype(tensors: HeadTensors) -> torch.dtype:
+    return torch.float64 if tensors.input.dtype == torch.float64 else torch.float32
+
+
+def empty_values(tensors: HeadTensors, config: str, rows: int) -> Values:
+    x = tensors.input
+    n_tok, dtype, n_terms = x.shape[0], row_dtype(tensors), len(parsed(config)["losses"])
+
+    def of_rows(bit: int, kind: torch.dtype) -> torch.Tensor:
+        return x.new_empty(n_tok if rows & bit else 0, dtype=kind)
+
+    return Values(
+        x.new_empty((), dtype=torch.float64),
+        x.new_empty(n_terms, dtype=torch.float64),
+        x.new_empty((), dtype=torch.int64),
+        of_rows(TOKEN_LOSS, dtype),
+        of_rows(LSE, dtype),
+        of_rows(LOG_PROB, dtype),
+        of_rows(ENTROPY, dtype),
+        of_rows(ARGMAX, torch.int64),
+        x.new_empty((n_terms if rows & METRICS else 0, N_METRICS), dtype=torch.float64),
+    )
+
+
+def empty_gradients(
+    tensors: HeadTensors, gradients: int, *, scaled_later: bool = False, weight_dtype: torch.dtype | None = None
+) -> Gradients:
+    """Of the input's type, and all others of weight_dtype, the weight's where not given.
+
+    scaled_later: an upstream factor is still to come, so that f16, whose range it may need, is kept in f32.
+    """
+    x, weight = tensors.input, tensors.weight
+    weight_dtype = weight_dtype or (x if weight is None else weight).dtype
+    bits = (D_INPUT, D_WEIGHT, D_BIAS, D_ADAPTER, D_ADAPTER)
+    dtypes = (x.dtype, *(weight_dtype,) * 4)
+
+    def like(source: torch.Tensor | None, bit: int, dtype: torch.dtype) -> torch.Tensor:
+        if source is None or not gradients & bit:
+            return x.new_empty(0)
+        return x.new_empty(source.shape, dtype=torch.float32 if scaled_later and dtype == torch.float16 else dtype)
+
+    return Gradients(*(like(*each) for each in zip(tensors[:5], bits, dtypes)))
+
+
+@functools.lru_cache(maxsize=32)
+def _plan(request: str) -> HeadPlan:
+    return make_plan(json.loads(request))
+
+
+def plan_of(
+    tensors: HeadTensors, config: str, *, budget_bytes: int, gradients: int, rows: int, out: Gradients
+) -> HeadPlan:
+    x, weight = tensors.input, tensors.weight
+    document = dict(parsed(config))
+    rest = list(tensors.teachers)
+    teachers = []
+    for teacher in document.get("teachers", ()):
+        kind = teacher["kind"]
+        first, second = rest.pop(0), None if kind == "logits" else rest.pop(0)
+        if kind == "logits":
+            facts = {"vocab": first.shape[1], "dtype": NAMES[first.dtype]}
+        elif kind == "hidden":
+            facts = {
+                "vocab": second.shape[0],
+                "d_model": second.shape[1],
+                "dtype": NAMES[first.dtype],
+                "weight_dtype": NAMES[second.dtype],
+            }
+        else:
+            facts = {"k": first.shape[-1]}
+        teachers.append({**teacher, **facts})
+    if teachers:
+        document["teachers"] = teachers
+    if tensors.bias is not None:
+        document["bias"] = True
+    if tensors.adapter_a is not None:
+        document["adapter_rank"] = tensors.adapter_a.shape[0]
+
+    hidden = weight is not None
+    wanted = {
+        "input_dtype": NAMES[x.dtype],
+        "weight_dtype": NAMES[weight.dtype] if hidden else NAMES[x.dtype],
+        "d_hidden" if hidden else "d_logits": bool(gradients & D_INPUT),
+        "d_weight": bool(gradients & D_WEIGHT),
+        "d_bias": bool(gradients & D_BIAS),
+        "d_adapter": bool(gradients & D_ADAPTER),
+        "entropy": bool(rows & ENTROPY),
+        "policy_metrics": bool(rows & METRICS),
+        "grad_dtype": NAMES[out.input.dtype if gradients & D_INPUT else x.dtype],
+        "d_weight_dtype": "f32",
+    }
+    for bit, grad in ((D_WEIGHT, out.weight), (D_BIAS, out.bias), (D_ADAPTER, out.adapter_a)):
+        if gradients & bit:
+            wanted["d_weight_dtype"] = NAMES[grad.dtype]
+    request = {
+        "n_tok": x.shape[0],
+        "d_model": x.shape[1] if hidden else 0,
+        "vocab": weight.shape[0] if hidden else x.shape[1],
+        "config": document,
+        "request": wanted,
+        "limits": {"budget_bytes": budget_bytes},
+        "device": x.device.type,
+    }
+    if x.device.type == "cpu":
+        request["limits"]["n_threads"] = torch.get_num_threads()
+    return _plan(json.dumps(request))
+
+
+def run(
+    tensors: HeadTensors,
+    config: str,
+    *,
+    n_segments: int,
+    budget_bytes: int,
+    gradients: int,
+    rows: int = 0,
+    values: Values | None = None,
+    out: Gradients,
+    upstream_rows: torch.Tensor | None = None,
+    accumulate: bool = False,
+) -> None:
+    """Fills `values` and `out` on the input's device and its current stream."""
+    plan = plan_of(tensors, config, budget_bytes=budget_bytes, gradients=gradients, rows=rows, out=out)
+    alive: list = []
+    x, weight = tensors.input, tensors.weight
+    given = c.Inputs(struct_size=ctypes.sizeof(c.Inputs), n_segments=n_segments, upstream=1.0)
+    _put(given, "logits" if weight is None else "hidden", x, alive)
+    for name in HeadTensors._fields[1:-1]:
+        _put(given, name, getattr(tensors, name), alive)
+    _put(given, "upstream_rows", upstream_rows, alive)
+    kinds = [teacher["kind"] for teacher in parsed(config).get("teachers", ())]
+    slots = (c.Teacher * max(len(kinds), 1))()
+    rest = list(tensors.teachers)
+    for slot, kind in zip(slots, kinds):
+        for name in {"logits": ["logits"], "hidden": ["hidden", "weight"], "top_k": ["ids", "log_probs"]}[kind]:
+            _put(slot, name, rest.pop(0), alive)
+    given.teachers, given.n_teachers = slots, len(kinds)
+
+    wanted = c.Outputs(struct_size=ctypes.sizeof(c.Outputs), accumulate=int(accumulate))
+    if values is not None:
+        for name, tensor in zip(values._fields[:-1], values):
+            if tensor.numel():
+                field = "label_log_prob" if name == "log_prob" else name
+                setattr(wanted, field, _arrays.vector(name, _arrays.view(name, tensor)))
+        if values.metrics.numel():
+            values.metrics.zero_()
+            wanted.policy_metrics, wanted.n_policy_metrics = values.metrics.data_ptr(), values.metrics.shape[0]
+    fields = ("d_logits" if weight is None else "d_hidden", "d_weight", "d_bias", "d_adapter_a", "d_adapter_b")
+    for field, grad in zip(fields, out):
+        if grad.numel():
+            view = _arrays.view(field, grad)
+            make = _arrays.vector if field == "d_bias" else _arrays.matrix
+            setattr(wanted, field, make(field, view))
+
+    workspace = torch.empty(max(plan.workspace_bytes, 64), dtype=torch.uint8, device=x.device)
+    stream = None if x.device.type == "cpu" else torch.cuda.current_stream(x.device).cuda_stream
+    c.call(
+        "ullage_head_plan_run",
+        plan._handle.pointer,
+        ctypes.byref(given),
+        ctypes.byref(wanted),
+        workspace.data_ptr(),
+        workspace.numel(),
+        stream,
+    )
+
+
+def _put(struct, name: str, tensor: torch.Tensor | None, alive: list) -> None:
+    """Sets a view of the tensor, of a copy where the struct's view cannot say its layout."""
+    if tensor is None:
+        return
+    matrix = dict(struct._fields_)[name] is c.Matrix
+    if matrix:
+        if tensor.shape[1] > 1 and tensor.stride(1) != 1 or tensor.shape[0] > 1 and tensor.stride(0) < tensor.shape[1]:
+            tensor = tensor.contiguous()
+    elif tensor.ndim != 1 or name == "mask":
+        tensor = tensor.contiguous()
+    alive.append(tensor)
+    make = _arrays.matrix if matrix else _arrays.vector
+    setattr(struct, name, make(name, _arrays.view(name, tensor)))

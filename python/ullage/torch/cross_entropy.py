@@ -1,0 +1,222 @@
+"""Cross-entropy with whatever goes with it, fused with the projection or from logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ullage.torch._head import IGNORED, refuse, run_head, to_text
+
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    logits_scale: float = 1.0,
+    class_weight: Tensor | None = None,
+    shift: bool = False,
+    return_lse: bool = False,
+    return_logprobs: bool = False,
+    return_entropy: bool = False,
+    budget_bytes: int | None = None,
+    filter_tolerance: float | None = None,
+    process_group: Any = None,
+) -> Any:
+    """F.cross_entropy(hidden @ weight.T + bias, targets) without ever holding the logits.
+
+    hidden [..., d_model]; weight [vocab, d_model]; targets [...], integers. A target that is ignore_index or negative
+    is ignored: its hidden state is never read. A batch without one to count has loss 0 and gradients 0. The loss is
+    float32 (float64 for float64 inputs) whatever the inputs.
+
+    z_loss: adds z_loss * logsumexp^2 of each counted row. softcap: logits become softcap * tanh(logits / softcap);
+    logits_scale: then multiplied by this. class_weight [vocab], label_smoothing: as F.cross_entropy defines them; with
+    reduction="mean" the cross-entropy is divided by the sum of the class weights, the z-loss by the rows counted.
+    shift: the target of position t is targets[..., t + 1]; reduction="none" then gives [..., length - 1].
+    budget_bytes: the most the workspace may take; None: 256 MiB on the CPU, the kernel's own default on CUDA.
+
+    Gradients are computed in the forward and scaled in the backward; for reduction="none" and a weight with a
+    float32 `main_grad`, which they are added to, in the backward.
+
+    With any of return_lse, return_logprobs, return_entropy: a tuple of the loss and those, in this order, each of
+    the targets' shape, 0 where ignored, without a gradient (`token_logprobs` has differentiable ones).
+    """
+    _refuse_missing(filter_tolerance, process_group)
+    return _cross_entropy(
+        targets,
+        shift,
+        reduction,
+        (return_lse, return_logprobs, return_entropy),
+        losses=_losses(reduction, label_smoothing, z_loss),
+        softcap=softcap,
+        logits_scale=logits_scale,
+        hidden=hidden,
+        weight=weight,
+        bias=bias,
+        class_weights=class_weight,
+        ignore_index=ignore_index,
+        budget_bytes=budget_bytes,
+    )
+
+
+def cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    logits_scale: float = 1.0,
+    class_weight: Tensor | None = None,
+    shift: bool = False,
+    return_lse: bool = False,
+    return_logprobs: bool = False,
+    return_entropy: bool = False,
+    process_group: Any = None,
+) -> Any:
+    """The same from logits [..., vocab]: one pass over them, forward and backward. The vocabulary is the last
+    dimension, whatever the number of dimensions."""
+    _refuse_missing(None, process_group)
+    return _cross_entropy(
+        targets,
+        shift,
+        reduction,
+        (return_lse, return_logprobs, return_entropy),
+        losses=_losses(reduction, label_smoothing, z_loss),
+        softcap=softcap,
+        logits_scale=logits_scale,
+        logits=logits,
+        class_weights=class_weight,
+        ignore_index=ignore_index,
+    )
+
+
+class LinearCrossEntropyLoss(torch.nn.Module):
+    """linear_cross_entropy with its options kept: loss = module(hidden, weight, targets, bias=None)."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+        refuse("bias" in options, "bias is an argument of the call, not an option of the module", TypeError)
+
+    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None) -> Any:
+        return linear_cross_entropy(hidden, weight, targets, bias=bias, **self.options)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    temperature: float = 1.0,
+    softcap: float = 0.0,
+    shift: bool = False,
+    return_entropy: bool = False,
+    budget_bytes: int | None = None,
+) -> Any:
+    """log softmax(logits / temperature) at the targets, and with return_entropy the entropy of each position.
+
+    Both are differentiable, in hidden, weight and bias, by whatever the caller does with them; the backward makes the
+    logits anew, a chunk at a time. Ignored positions are 0. A position's value has the same bits whatever is beside it.
+    """
+    names = ("log_prob", "entropy") if return_entropy else ("log_prob",)
+    labels = _shifted(targets, ignore_index) if shift else targets
+    out = run_head(
+        to_text([{"kind": "cross_entropy"}], logits_scale=1.0 / temperature, softcap=softcap),
+        hidden=hidden,
+        weight=weight,
+        bias=bias,
+        labels=labels,
+        ignore_index=IGNORED if shift else ignore_index,
+        budget_bytes=budget_bytes,
+        returns=names,
+    )
+    found = tuple(_unshifted(getattr(out, name), shift) for name in names)
+    return found if return_entropy else found[0]
+
+
+def _losses(reduction: str, label_smoothing: float, z_loss: float) -> list[dict[str, Any]]:
+    refuse(reduction not in _REDUCTIONS, f"reduction is {reduction!r}; accepted: {', '.join(_REDUCTIONS)}")
+    entropy: dict[str, Any] = {"kind": "cross_entropy"}
+    if label_smoothing != 0.0:
+        entropy["label_smoothing"] = label_smoothing
+    losses = [entropy]
+    if z_loss != 0.0:  # without the term, the bits are those of a loss that never heard of it
+        losses.append({"kind": "z_loss", "weight": z_loss})
+    if reduction != "mean":
+        losses = [{**loss, "divisor": 1.0} for loss in losses]
+    return losses
+
+
+def _cross_entropy(
+    targets: Tensor,
+    shift: bool,
+    reduction: str,
+    wanted: tuple[bool, bool, bool],
+    *,
+    losses: list[dict[str, Any]],
+    softcap: float,
+    logits_scale: float,
+    ignore_index: int,
+    **inputs: Any,
+) -> Any:
+    labels = targets
+    if shift:
+        labels, ignore_index = _shifted(targets, ignore_index), IGNORED
+    more = [name for name, want in zip(("lse", "log_prob", "entropy"), wanted) if want]
+    config = to_text(losses, logits_scale=logits_scale, softcap=softcap)
+    per_token = reduction == "none"
+    out = run_head(
+        config,
+        labels=labels,
+        ignore_index=ignore_index,
+        returns=[*more, "token_loss"] if per_token else more,
+        detached=True,
+        **inputs,
+    )
+    loss = _unshifted(out.token_loss, shift) if per_token else out.total
+    if not more:
+        return loss
+    return (loss, *(_unshifted(getattr(out, name), shift) for name in more))
+
+
+def _shifted(targets: Tensor, ignore_index: int) -> Tensor:
+    """The next position's target at each; the last has none."""
+    refuse(targets.ndim < 1, "shift needs targets of one dimension or more")
+    next_targets = torch.full_like(targets, IGNORED)
+    next_targets[..., :-1] = targets[..., 1:]
+    return next_targets.masked_fill(next_targets == ignore_index, IGNORED)
+
+
+def _unshifted(rows: Tensor, shift: bool) -> Tensor:
+    return rows[..., :-1] if shift else rows
+
+
+def _refuse_missing(filter_tolerance: float | None, process_group: Any) -> None:
+    refuse(
+        filter_tolerance is not None,
+        f"filter_tolerance is {filter_tolerance}; accepted: None. Gradients here are exact",
+        NotImplementedError,
+    )
+    refuse(
+        process_group is not None,
+        "process_group is given; accepted: None. The vocabulary of one call lies on one device",
+        NotImplementedError,
+    )
