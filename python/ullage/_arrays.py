@@ -112,7 +112,7 @@ def matrix(name: str, v: View) -> c.Matrix:
     if len(v.shape) != 2:
         raise ValueError(f"{name} has shape {v.shape}; accepted: two dimensions")
     rows, cols = v.shape
-    if cols > 1 and v.strides[1] != 1:
+    if v.size and cols > 1 and v.strides[1] != 1:
         raise ValueError(f"{name} has column stride {v.strides[1]}; accepted: 1, the columns of a row adjacent")
     return c.Matrix(_address(v), rows, cols, v.strides[0] if rows > 1 else cols, v.dtype)
 

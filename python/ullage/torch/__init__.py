@@ -5,12 +5,21 @@
 
 from ullage.torch._head import HeadLoss, head_loss
 from ullage.torch.cross_entropy import LinearCrossEntropyLoss, cross_entropy, linear_cross_entropy, token_logprobs
+from ullage.torch.distillation import distillation, linear_distillation
+from ullage.torch.huggingface import patch, unpatch
+from ullage.torch.policy import grpo_loss, gspo_loss
 
 __all__ = [
     "HeadLoss",
     "LinearCrossEntropyLoss",
     "cross_entropy",
+    "distillation",
+    "grpo_loss",
+    "gspo_loss",
     "head_loss",
     "linear_cross_entropy",
+    "linear_distillation",
+    "patch",
     "token_logprobs",
+    "unpatch",
 ]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from ullage.torch import _ops, _run
 from ullage.torch._run import D_ADAPTER, D_BIAS, D_INPUT, D_WEIGHT, HeadTensors
@@ -42,7 +43,6 @@ class HeadLoss(NamedTuple):
     metrics: Tensor | None = None  # [n_terms][13] float64: lossk::PolicyMetrics, its last two as int64 bits
 
 
-@torch.compiler.assume_constant_result
 def to_text(losses: Any, teachers: Any = (), logits_scale: float = 1.0, softcap: float = 0.0, **options: Any) -> str:
     """The configuration as the text that names a plan."""
     document: dict[str, Any] = {"losses": losses, **options}
@@ -52,7 +52,21 @@ def to_text(losses: Any, teachers: Any = (), logits_scale: float = 1.0, softcap:
         document["logits_scale"] = logits_scale
     if softcap != 0.0:
         document["softcap"] = softcap
+    return _dumped(_specialized(document))
+
+
+@torch.compiler.assume_constant_result
+def _dumped(document: Any) -> str:
     return json.dumps(document)
+
+
+def _specialized(value: Any) -> Any:
+    """torch.compile may hold a number as a symbol; a plan needs the number."""
+    if isinstance(value, Mapping):
+        return {name: _specialized(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_specialized(each) for each in value]
+    return guard_scalar(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 def refuse(condition: bool, message: str, error: type[Exception] = ValueError) -> None:
@@ -115,8 +129,9 @@ def run_head(
             labels.shape != shape or labels.is_floating_point(),
             f"targets are {labels.dtype} of shape {tuple(labels.shape)}; accepted: integers of shape {tuple(shape)}",
         )
-    if torch.is_autocast_enabled(source.device.type) and weight is not None:
-        dtype = torch.get_autocast_dtype(source.device.type)
+    device = source.device.type
+    if weight is not None and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
         source, weight = source.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
         adapter_a = None if adapter_a is None else adapter_a.to(dtype)

@@ -1,0 +1,342 @@
+"""The custom operations under everything autograd and the compiler do to them."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ullage.torch import cross_entropy, head_loss, linear_cross_entropy, token_logprobs
+from ullage.torch import _ops, _run
+from ullage.torch._head import to_text
+
+N, D, V = 10, 6, 17
+
+
+def make(dtype=torch.float32, n=N, d=D, v=V):
+    hidden = torch.randn(n, d, dtype=dtype, requires_grad=True)
+    weight = torch.randn(v, d, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, v, (n,))
+    targets[::4] = -100
+    return hidden, weight, targets
+
+
+def arguments(hidden, weight, targets, *, gradients, rows, bias=None, teachers=(), losses=None, config=()):
+    text = to_text(losses or [{"kind": "cross_entropy"}], **dict(config))
+    nothing = [None] * 8
+    return (hidden, weight, bias, None, None, targets, *nothing, list(teachers), None, 0, text, 0, gradients, rows)
+
+
+@pytest.mark.parametrize(
+    "gradients, rows", [(3, 0), (7, _run.LSE | _run.ARGMAX), (0, _run.TOKEN_LOSS), (0, _run.LOG_PROB | _run.ENTROPY), (0, 0)]
+)
+def test_opcheck(gradients, rows):
+    hidden, weight, targets = make()
+    bias = torch.randn(V, requires_grad=True)
+    if gradients == 3:
+        bias = None
+    differentiable = lambda out: [out[0]] + ([out[3]] if rows & _run.TOKEN_LOSS else [])  # noqa: E731
+    values = differentiable(_ops.head(*arguments(hidden, weight, targets, bias=bias, gradients=gradients, rows=rows)))
+    assert all(v.requires_grad for v in values)
+    torch.library.opcheck(
+        _ops.head,
+        arguments(hidden.detach(), weight.detach(), targets, bias=None if bias is None else bias.detach(),
+                  gradients=gradients, rows=rows),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("gradients", [0, 3])
+def test_opcheck_of_the_autograd_registration(gradients):
+    hidden, weight, targets = make()
+    torch.library.opcheck(
+        _ops.head,
+        arguments(hidden, weight, targets, gradients=gradients, rows=0),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+def test_opcheck_of_the_backward_operations():
+    hidden, weight, targets = make()
+    values = arguments(hidden.detach(), weight.detach(), targets, gradients=0, rows=0)
+    tensors, (n_segments, text, budget) = values[: _ops.N_TENSORS], values[-5:-2]
+    upstream = torch.randn(N)
+    torch.library.opcheck(_ops.head_backward, (*tensors, upstream, n_segments, text, budget, 3))
+    torch.library.opcheck(
+        _ops.head_backward_into, (torch.zeros(V, D), *tensors, upstream, n_segments, text, budget, 1)
+    )
+    torch.library.opcheck(_ops.scaled, (torch.randn(5, 3), torch.tensor(2.0, dtype=torch.float64), torch.float32))
+
+
+LOSSES = {
+    "linear_cross_entropy": lambda h, w, t: linear_cross_entropy(h, w, t),
+    "with options": lambda h, w, t: linear_cross_entropy(
+        h, w, t, label_smoothing=0.1, z_loss=1e-3, softcap=5.0, ignore_index=2, shift=True, reduction="sum"
+    ),
+    "per token": lambda h, w, t: (linear_cross_entropy(h, w, t, reduction="none") * torch.arange(N)).sum(),
+    "returns": lambda h, w, t: sum(
+        x.sum() for x in linear_cross_entropy(h, w, t, return_lse=True, return_entropy=True)
+    ),
+    "from logits": lambda h, w, t: cross_entropy(h @ w.T, t),
+    "token_logprobs": lambda h, w, t: sum(x.sum() for x in token_logprobs(h, w, t, return_entropy=True)),
+    "mix": lambda h, w, t: head_loss(
+        {"losses": [{"kind": "cross_entropy"}, {"kind": "z_loss", "weight": 0.1}]}, hidden=h, weight=w, labels=t
+    ).total,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_without_a_graph_break(name, dynamic):
+    hidden, weight, targets = make()
+    loss = LOSSES[name]
+
+    def step(h, w, t):
+        return loss(h * 2, w, t) + 1
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    wanted, found = step(hidden, weight, targets), compiled(hidden, weight, targets)
+    assert torch.equal(found, wanted)
+    for f, w in zip(
+        torch.autograd.grad(found, (hidden, weight)), torch.autograd.grad(wanted, (hidden, weight))
+    ):
+        torch.testing.assert_close(f, w, rtol=1e-6, atol=1e-7)
+    with torch.no_grad():
+        assert torch.equal(compiled(hidden, weight, targets), wanted)
+
+
+def test_compile_with_inductor_and_garbage_memory_r2():
+    """A compiled graph reuses memory; rows nobody wrote would show."""
+    hidden, weight, targets = make(n=256, d=32, v=4096)
+    for reduction in ("sum", "mean", "none"):
+        step = lambda h, w: linear_cross_entropy(h, w, targets, reduction=reduction)  # noqa: E731, B023
+        poison = [torch.full((256, 4096), float("nan")) for _ in range(4)]
+        del poison
+        found, wanted = torch.compile(step, fullgraph=True)(hidden, weight), step(hidden, weight)
+        assert torch.equal(found, wanted) and torch.isfinite(found).all()
+        (d_hidden,) = torch.autograd.grad(found.sum(), hidden)
+        assert (d_hidden[targets < 0] == 0).all() and torch.isfinite(d_hidden).all()
+        if reduction == "none":
+            assert (found[targets < 0] == 0).all()
+
+
+@pytest.mark.parametrize("needs", list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_requires_grad_on_any_subset_r7(needs, reduction):
+    hidden, weight, targets = make()
+    bias = torch.randn(V)
+    tensors = [t.detach().requires_grad_(need) for t, need in zip((hidden, weight, bias), needs)]
+    everything = [t.detach().requires_grad_() for t in tensors]
+    call = lambda t: linear_cross_entropy(t[0], t[1], targets, bias=t[2], reduction=reduction)  # noqa: E731
+    loss, full = call(tensors), call(everything)
+    assert torch.equal(loss, full)
+    assert loss.requires_grad == any(needs)
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            quiet = call(tensors)
+        assert torch.equal(quiet, loss) and not quiet.requires_grad
+    if any(needs):
+        loss.sum().backward()
+        full.sum().backward()
+    for tensor, whole, need in zip(tensors, everything, needs):
+        assert (tensor.grad is not None) == need
+        if need:
+            assert torch.equal(tensor.grad, whole.grad)
+
+
+def test_a_frozen_input_books_no_gradient_memory():
+    """No d_hidden buffer where the input is frozen, no d_weight where the head is."""
+    shapes = dict(n_tok=64, vocab=512, d_model=128, budget_bytes=1 << 20)
+    import ullage
+
+    both = ullage.plan_head([{"kind": "cross_entropy"}], gradients=["d_hidden", "d_weight"], **shapes)
+    frozen = ullage.plan_head([{"kind": "cross_entropy"}], gradients=["d_weight"], **shapes)
+    assert "d_hidden chunk" in both.bookings and "d_hidden chunk" not in frozen.bookings
+    hidden, weight, targets = make()
+    out = _ops.head(*arguments(hidden, weight, targets, gradients=_run.D_WEIGHT, rows=0))
+    d_input, d_weight = out[len(_run.Values._fields) :][:2]
+    assert d_input.numel() == 0 and d_weight.shape == weight.shape
+
+
+def test_layouts_r16():
+    """Strided rows, a transposed weight, 4-byte and strided targets, expanded and strided upstream gradients."""
+    base = torch.randn(N, 2 * D)
+    hidden = base[:, ::2].clone().requires_grad_()
+    strided = base[:, ::2].detach().requires_grad_()
+    weight = torch.randn(V, D, requires_grad=True)
+    transposed = weight.detach().T.contiguous().T.requires_grad_()
+    targets = torch.randint(0, V, (N,))
+    sparse = torch.zeros(2 * N, dtype=torch.int32)
+    sparse[::2] = targets
+    plain = linear_cross_entropy(hidden, weight, targets, reduction="none")
+    odd = linear_cross_entropy(strided, transposed, sparse[::2], reduction="none")
+    assert torch.equal(plain, odd)
+    upstream = torch.randn(2 * N)[::2]
+    for given in (torch.ones(()).expand(N), upstream):
+        a = torch.autograd.grad(plain, (hidden, weight), given.contiguous(), retain_graph=True)
+        b = torch.autograd.grad(odd, (strided, transposed), given, retain_graph=True)
+        assert all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_retain_graph_and_double_use_r21(reduction):
+    hidden, weight, targets = make()
+    loss = linear_cross_entropy(hidden, weight, targets, reduction=reduction)
+    total = loss.sum()
+    first = torch.autograd.grad(total, (hidden, weight), retain_graph=True)
+    second = torch.autograd.grad(total, (hidden, weight), retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    halved = torch.autograd.grad(total, (hidden, weight), torch.tensor(0.5), retain_graph=True)
+    assert all(torch.equal(a * 0.5, b) for a, b in zip(first, halved))
+    twice = torch.autograd.grad(total + 2 * total, (hidden, weight))
+    for a, b in zip(first, twice):
+        torch.testing.assert_close(3 * a, b, rtol=1e-5, atol=1e-6)
+    both = linear_cross_entropy(hidden, weight, targets).mul(2) + linear_cross_entropy(hidden, weight, targets)
+    both.backward()
+    torch.testing.assert_close(
+        hidden.grad, 3 * torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), hidden)[0]
+    )
+
+
+def test_a_second_derivative_is_refused():
+    hidden, weight, targets = make()
+    for reduction in ("mean", "none"):
+        loss = linear_cross_entropy(hidden, weight, targets, reduction=reduction).sum()
+        (d_hidden,) = torch.autograd.grad(loss, hidden, create_graph=True)
+        with pytest.raises(RuntimeError):
+            torch.autograd.grad(d_hidden.square().sum(), weight)
+
+
+def test_loss_scaling_in_float16_r21():
+    """A mean over many rows leaves gradients below float16's smallest; a scale of 65536 must bring them back."""
+    hidden, weight, targets = make(torch.float16, n=512, d=8, v=64)
+    wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    scale = 65536.0
+    for reduction in ("mean", "none"):
+        loss = linear_cross_entropy(hidden, weight, targets, reduction=reduction)
+        reference = F.cross_entropy(wide[0] @ wide[1].T, targets, reduction=reduction)
+        if reduction == "none":
+            loss, reference = loss / 512, reference / 512
+        found = torch.autograd.grad(loss.sum() * scale, (hidden, weight))
+        for f, w in zip(found, torch.autograd.grad(reference.sum() * scale, wide)):
+            assert torch.isfinite(f).all() and f.dtype == torch.float16
+            assert (f.double() - w).norm() <= 2**-10 * w.norm()
+
+
+def test_autocast_r23():
+    hidden, weight, targets = make()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, targets)
+        theirs = F.cross_entropy(F.linear(hidden, weight).float(), targets)
+    as_bf16 = linear_cross_entropy(hidden.bfloat16(), weight.bfloat16(), targets)
+    assert torch.equal(loss, as_bf16) and loss.dtype == torch.float32
+    torch.testing.assert_close(loss, theirs, rtol=2**-7, atol=2**-7)
+    d_hidden, d_weight = torch.autograd.grad(loss, (hidden, weight))
+    assert d_hidden.dtype == d_weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("x, w", [("bfloat16", "float32"), ("float32", "bfloat16"), ("float16", "bfloat16")])
+def test_mixed_types_r23(x, w):
+    """Each is read as it is, and each gradient has the type of its tensor."""
+    hidden, weight, targets = make()
+    hidden = hidden.detach().to(getattr(torch, x)).requires_grad_()
+    weight = weight.detach().to(getattr(torch, w)).requires_grad_()
+    loss = linear_cross_entropy(hidden, weight, targets)
+    wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    reference = F.cross_entropy(wide[0] @ wide[1].T, targets)
+    torch.testing.assert_close(loss.double(), reference, rtol=1e-5, atol=1e-5)
+    grads = torch.autograd.grad(loss, (hidden, weight))
+    for grad, tensor, wanted in zip(grads, (hidden, weight), torch.autograd.grad(reference, wide)):
+        assert grad.dtype == tensor.dtype
+        assert (grad.double() - wanted).norm() <= 2**-7 * wanted.norm()
+
+
+def test_float64_with_float32_is_refused():
+    hidden, weight, targets = make()
+    with pytest.raises(ValueError, match="f64"):
+        linear_cross_entropy(hidden.double(), weight, targets)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing(use_reentrant):
+    hidden, weight, targets = make()
+    plain = linear_cross_entropy(hidden, weight, targets)
+    kept = checkpoint(linear_cross_entropy, hidden, weight, targets, use_reentrant=use_reentrant)
+    assert torch.equal(plain, kept)
+    for a, b in zip(torch.autograd.grad(plain, (hidden, weight)), _backward_of(kept, (hidden, weight))):
+        assert torch.equal(a, b)
+
+
+def _backward_of(loss, tensors):
+    loss.backward()
+    return [t.grad for t in tensors]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_main_grad_takes_the_gradient_in_float32(dtype):
+    """Megatron's convention: micro-batches add into weight.main_grad, and weight.grad is a placeholder."""
+    hidden, weight, targets = make(dtype)
+    plain = weight.detach().float().requires_grad_()
+    weight.main_grad = torch.full((V, D), 0.25)
+    weight.grad_added_to_main_grad = False
+    for factor in (1.0, 0.5):
+        (linear_cross_entropy(hidden, weight, targets) * factor).backward()
+        (linear_cross_entropy(hidden.detach().float(), plain, targets) * factor).backward()
+    assert weight.grad_added_to_main_grad
+    assert (weight.grad == 0).all()
+    torch.testing.assert_close(weight.main_grad, plain.grad + 0.25, rtol=1e-5, atol=1e-6)
+    (d_hidden,) = torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), hidden)
+    assert d_hidden.dtype == dtype and d_hidden.abs().sum() > 0
+
+
+def test_meta_tensors():
+    hidden, weight = torch.empty(8, 4, device="meta"), torch.empty(9, 4, device="meta", requires_grad=True)
+    targets = torch.empty(8, device="meta", dtype=torch.int64)
+    assert linear_cross_entropy(hidden, weight, targets).shape == ()
+    assert linear_cross_entropy(hidden, weight, targets, reduction="none").shape == (8,)
+
+
+def test_dtensor_is_refused():
+    class FakeDTensor(torch.Tensor):
+        def full_tensor(self):
+            return self
+
+    hidden, weight, targets = make()
+    with pytest.raises(TypeError, match="weight is a DTensor.*full_tensor"):
+        linear_cross_entropy(hidden, weight.detach().as_subclass(FakeDTensor), targets)
+
+
+def test_a_real_dtensor_is_refused(tmp_path):
+    dist = pytest.importorskip("torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        hidden, weight, targets = make()
+        with pytest.raises(TypeError, match="DTensor"):
+            linear_cross_entropy(hidden, distribute_tensor(weight.detach(), mesh, [Shard(0)]), targets)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_nothing_is_mutated():
+    hidden, weight, targets = make()
+    before = [t.detach().clone() for t in (hidden, weight, targets)]
+    linear_cross_entropy(hidden, weight, targets).mul(3).backward()
+    assert all(torch.equal(a, b) for a, b in zip(before, (hidden, weight, targets)))
+
+
+def test_lora_head_r15():
+    config = {"losses": [{"kind": "cross_entropy"}], "adapter_scale": 1.0}
+    a = torch.tensor([[1.0, 1.0]], requires_grad=True)
+    b = torch.tensor([[1.0], [0.0]], requires_grad=True)
+    hidden = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    weight = torch.eye(2)
+    out = head_loss(config, hidden=hidden, weight=weight, labels=torch.tensor([0]), adapter_a=a, adapter_b=b)
+    out.total.backward()
+    assert out.total.item() == pytest.approx(0.126928, abs=1e-6)
+    torch.testing.assert_close(b.grad, torch.tensor([[-0.119203], [0.119203]]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(a.grad, torch.tensor([[-0.119203, 0.0]]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(hidden.grad, torch.tensor([[-0.238406, 0.0]]), atol=1e-6, rtol=0)
