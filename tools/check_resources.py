@@ -22,10 +22,16 @@ ENTRY = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame.
 KIND = re.compile(r"RowKindI(f|13__nv_bfloat16|6__half)LNS1_6FamilyE(\d)ELb(\d)E")
 ELEMENTS = {"f": "f32", "13__nv_bfloat16": "bf16", "6__half": "f16"}
 FAMILIES = ["labels", "forward", "reverse", "mixed"]
+PRODUCT = re.compile(r"product_kernelINS0_11ProductTileILi(\d+)E.*?MajorE(\d)ELS\d+_(\d)ENS1_\d+([A-Za-z]+\d*)I")
 
 
 def name_of(mangled):
-    """cluster_rows.bf16.forward.softcap for a row kernel, the bare name for another."""
+    """cluster_rows.bf16.forward.softcap for a row kernel, product.192.kk.ScaledExponentials for a product (columns of a tile, the
+    operands' contiguous dimensions), the bare name for another."""
+    product = PRODUCT.search(mangled)
+    if product:
+        majors = "".join("km"[int(digit)] for digit in product.group(2, 3))
+        return f"product.{product[1]}.{majors}.{product[4]}"
     bare = re.search(r"cuda\d+([a-z_]+?)(?:I|E)", mangled).group(1)
     kind = KIND.search(mangled)
     if not kind:

@@ -6,3 +6,4 @@ folder=${1:?usage: gpu_bench.sh FOLDER [--sweep]}
 mkdir -p "$folder"
 tools/gpu_build.sh
 build-gpu/bin/bench_head_logits --json "$folder/head_logits.json" "${@:2}"
+build-gpu/bin/bench_linear_head --json "$folder/linear_head.json"

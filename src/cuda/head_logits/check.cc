@@ -30,6 +30,8 @@ Status check_dtype(std::string_view field, DType dtype, DType accepted) {
                              "; accepted: " + std::string(name_of(accepted))};
 }
 
+}  // namespace
+
 Status check_matrix(std::string_view field, const MatrixView& view, DType dtype, int64_t rows,
                     int64_t cols) {
   ULLAGE_RETURN_IF_REFUSED(check_dtype(field, view.dtype, dtype));
@@ -43,6 +45,8 @@ Status check_matrix(std::string_view field, const MatrixView& view, DType dtype,
   }
   return kHeadOk;
 }
+
+namespace {
 
 template <class View>
 Status check_floats(std::string_view field, const View& view, int64_t size) {
@@ -116,6 +120,12 @@ Status check_outputs(const Shape& shape, const HeadConfig& config, const Request
   if (!inputs.labels && (outputs.label_log_prob || !outputs.correct.empty())) {
     return {kHeadMissingInput, "label_log_prob and correct need labels, which are not given"};
   }
+  return kHeadOk;
+}
+
+// d_logits: what the plan was made for, and if in place then exactly.
+Status check_logits_gradient(const Shape& shape, const Request& request, const Inputs& inputs,
+                             const Outputs& outputs) {
   if (!outputs.d_logits) return kHeadOk;
   if (!request.d_logits) {
     return {kHeadShapeMismatch, "d_logits is given, but request.d_logits was false when planned"};
@@ -137,18 +147,13 @@ Status check_outputs(const Shape& shape, const HeadConfig& config, const Request
 
 }  // namespace
 
-Status check_device_inputs(const Shape& shape, const HeadConfig& config, const Request& request,
-                           const Inputs& inputs, const Outputs& outputs) {
+Status check_row_inputs(const Shape& shape, const HeadConfig& config, const Request& request,
+                        const Inputs& inputs, const Outputs& outputs) {
   if (!std::isfinite(inputs.upstream)) {
     return {kLossNonFiniteScalar,
             "upstream is " + describe(inputs.upstream) + "; accepted: finite"};
   }
   const int64_t n = shape.n_tok;
-  if (n > 0) {
-    if (!inputs.logits) return {kHeadMissingInput, "logits are not given"};
-    ULLAGE_RETURN_IF_REFUSED(
-        check_matrix("logits", inputs.logits, request.input_dtype, n, shape.vocab));
-  }
   ULLAGE_RETURN_IF_REFUSED(check_indices("labels", inputs.labels, n));
   ULLAGE_RETURN_IF_REFUSED(check_indices("segments", inputs.segments, n));
   ULLAGE_RETURN_IF_REFUSED(check_floats("token_weights", inputs.token_weights, n));
@@ -170,6 +175,17 @@ Status check_device_inputs(const Shape& shape, const HeadConfig& config, const R
     }
   }
   return check_outputs(shape, config, request, inputs, outputs);
+}
+
+Status check_device_inputs(const Shape& shape, const HeadConfig& config, const Request& request,
+                           const Inputs& inputs, const Outputs& outputs) {
+  if (shape.n_tok > 0) {
+    if (!inputs.logits) return {kHeadMissingInput, "logits are not given"};
+    ULLAGE_RETURN_IF_REFUSED(
+        check_matrix("logits", inputs.logits, request.input_dtype, shape.n_tok, shape.vocab));
+  }
+  ULLAGE_RETURN_IF_REFUSED(check_row_inputs(shape, config, request, inputs, outputs));
+  return check_logits_gradient(shape, request, inputs, outputs);
 }
 
 }  // namespace ullage::lossk::cuda

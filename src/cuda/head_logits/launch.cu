@@ -1,26 +1,10 @@
+#include "cuda/cuda_status.h"
 #include "cuda/head_logits/launch.h"
 #include "cuda/head_logits/row_kernels.h"
 #include "cuda/head_logits/scalars.cuh"
 
 namespace ullage::lossk::cuda {
 namespace {
-
-Status failed(const char* what, cudaError_t error) {
-  const StatusCode code = error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver
-                              ? kCudaUnavailable
-                              : kCudaLaunchFailed;
-  return {code,
-          std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
-}
-
-#define ULLAGE_RETURN_IF_CUDA_FAILS(what, call)                                     \
-  if (const cudaError_t error = (call); error != cudaSuccess) {                     \
-    (void)cudaGetLastError(); /* an error is reported once, by whoever caused it */ \
-    return failed(what, error);                                                     \
-  }
-
-#define ULLAGE_RETURN_IF_REFUSED(call) \
-  if (Status status = (call); !status.ok()) return status
 
 const void* row_kernel(const RowLaunch& launch, bool softcap) {
   const bool cluster = launch.layout.kernel == RowKernel::kCluster;
@@ -57,6 +41,10 @@ Status start(const char* what, const void* kernel, const HeadParams& params, uns
   void* arguments[] = {const_cast<HeadParams*>(&params)};
   ULLAGE_RETURN_IF_CUDA_FAILS(what, cudaLaunchKernelExC(&config, kernel, arguments));
   return kCudaOk;
+}
+
+unsigned blocks_of(int64_t items, int64_t per_block) {
+  return static_cast<unsigned>((items + per_block - 1) / per_block);
 }
 
 // Clusters that fit the device together; each works through every so-many-th row.
@@ -106,34 +94,42 @@ Status start_rows(const HeadParams& params, const RowLaunch& launch, cudaStream_
 
 }  // namespace
 
+Status launch_census(const HeadParams& params, CUstream_st* stream) {
+  return start("head_census", reinterpret_cast<const void*>(&census), params, 1, kScalarThreads, 0,
+               1, false, stream);
+}
+
+Status launch_sequences(const HeadParams& params, CUstream_st* stream) {
+  ULLAGE_RETURN_IF_REFUSED(start("head_sum_sequences",
+                                 reinterpret_cast<const void*>(&sum_sequences), params,
+                                 blocks_of(params.n_segments + 1, 8), 256, 0, 1, false, stream));
+  return start("head_slope_sequences", reinterpret_cast<const void*>(&slope_sequences), params,
+               blocks_of(params.n_tok, 256), 256, 0, 1, false, stream);
+}
+
+Status launch_scalars(const HeadParams& params, CUstream_st* stream) {
+  const unsigned loss_blocks =
+      params.token_loss.data == nullptr ? 0 : blocks_of(params.n_tok, kScalarThreads);
+  return start("head_scalars", reinterpret_cast<const void*>(&scalars), params,
+               static_cast<unsigned>(params.n_terms) + loss_blocks, kScalarThreads, 0, 1, true,
+               stream);
+}
+
 Status launch_head(const HeadParams& params, const RowLaunch& launch, CUstream_st* stream) {
-  const auto blocks_of = [](int64_t items, int64_t per_block) {
-    return static_cast<unsigned>((items + per_block - 1) / per_block);
-  };
-  ULLAGE_RETURN_IF_REFUSED(start("head_census", reinterpret_cast<const void*>(&census), params, 1,
-                                 kScalarThreads, 0, 1, false, stream));
+  ULLAGE_RETURN_IF_REFUSED(launch_census(params, stream));
   HeadParams rows = params;
   if (params.n_sequence_terms > 0 && params.n_tok > 0) {
     // A sequence's slope needs all its rows: the rows once forward, then once more with the slopes.
     rows.gradient = nullptr;
     ULLAGE_RETURN_IF_REFUSED(start_rows(rows, launch, stream));
-    ULLAGE_RETURN_IF_REFUSED(start("head_sum_sequences",
-                                   reinterpret_cast<const void*>(&sum_sequences), params,
-                                   blocks_of(params.n_segments + 1, 8), 256, 0, 1, false, stream));
-    ULLAGE_RETURN_IF_REFUSED(start("head_slope_sequences",
-                                   reinterpret_cast<const void*>(&slope_sequences), params,
-                                   blocks_of(params.n_tok, 256), 256, 0, 1, false, stream));
+    ULLAGE_RETURN_IF_REFUSED(launch_sequences(params, stream));
     rows.gradient = params.gradient;
     rows.slopes_ready = true;
   }
   if (!rows.slopes_ready || rows.gradient != nullptr) {
     ULLAGE_RETURN_IF_REFUSED(start_rows(rows, launch, stream));
   }
-  const unsigned loss_blocks =
-      params.token_loss.data == nullptr ? 0 : blocks_of(params.n_tok, kScalarThreads);
-  return start("head_scalars", reinterpret_cast<const void*>(&scalars), params,
-               static_cast<unsigned>(params.n_terms) + loss_blocks, kScalarThreads, 0, 1, true,
-               stream);
+  return launch_scalars(params, stream);
 }
 
 Status read_census(const Census* device, Census& host, CUstream_st* stream) {

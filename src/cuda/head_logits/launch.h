@@ -18,6 +18,12 @@ struct RowLaunch {
   int n_multiprocessors = 0;
 };
 
+// The kernels around the rows, for whoever brings other rows: divisors and gains before them; the
+// sequence terms' slopes between two passes over them; scalars, the total and token losses after.
+Status launch_census(const HeadParams& params, CUstream_st* stream);
+Status launch_sequences(const HeadParams& params, CUstream_st* stream);
+Status launch_scalars(const HeadParams& params, CUstream_st* stream);
+
 // Census, rows, with sequence terms their two kernels and the rows again, scalars.
 Status launch_head(const HeadParams& params, const RowLaunch& launch, CUstream_st* stream);
 

@@ -8,7 +8,9 @@
 #include "contract/head_validate.h"
 #include "cuda/head_logits/check.h"
 #include "cuda/head_logits/config.h"
+#include "cuda/head_logits/fill_params.h"
 #include "cuda/head_logits/launch.h"
+#include "cuda/head_logits/report.h"
 #include "ullage/lossk/cuda_head.h"
 
 namespace ullage::lossk {
@@ -46,10 +48,6 @@ struct CudaHeadPlan::State {
 };
 
 namespace {
-
-bool is_sequence(const LossTerm& term) {
-  return term.kind == LossKind::kGspo || term.kind == LossKind::kDpo;
-}
 
 Status not_taken(const LossTerm& term, std::string_view field, const std::string& value,
                  std::string_view accepted) {
@@ -155,45 +153,6 @@ void book_workspace(CudaHeadPlan::State& state) {
   book(state, kSlopesSlice, "slopes of sequence terms", state.n_sequence_terms * n * 4);
 }
 
-TermParams term_params(const LossTerm& term, const Inputs& inputs, const Outputs& outputs) {
-  TermParams t;
-  t.kind = term.kind;
-  t.divergence = term.divergence;
-  t.mask = resolved_mask(term, static_cast<bool>(inputs.labels), !inputs.mask.empty());
-  t.smoothing = static_cast<float>(term.label_smoothing);
-  t.beta = static_cast<float>(term.beta);
-  t.epsilon_low = static_cast<float>(term.epsilon_low);
-  t.epsilon_high = static_cast<float>(term.epsilon_high);
-  t.kl_beta = static_cast<float>(term.kl_beta);
-  if (term.t_squared) t.loss_scale = static_cast<float>(term.temperature * term.temperature);
-  t.weight = term.weight;
-  if (is_policy(term.kind)) {
-    t.per_segment_mean = resolved_normalizer(term) == PolicyNormalizer::kSequenceMeans;
-    t.wants_metrics = term.kind != LossKind::kCispo && !outputs.policy_metrics.empty();
-  }
-  if (term.divisor) {
-    t.divisor = *term.divisor;
-  } else if (divides_by_segments(term)) {
-    t.divisor = static_cast<double>(inputs.n_segments);
-    if (resolved_normalizer(term) == PolicyNormalizer::kMaxLength) {
-      t.divisor *= static_cast<double>(term.max_length);
-    }
-  } else if (term.kind == LossKind::kDpo) {
-    t.divisor = static_cast<double>(inputs.pairs.size / 2);
-  } else {
-    t.census_divisor = true;
-  }
-  return t;
-}
-
-cuda::RowFloats floats(const VectorView& view) {
-  return {static_cast<const float*>(view.data), view.stride};
-}
-cuda::RowIndices indices(const IndexView& view) { return {view.data, view.stride, view.id_bytes}; }
-cuda::RowOutput output(const MutableVectorView& view) {
-  return {static_cast<float*>(view.data), view.stride};
-}
-
 // How the row lies on the device, and the numbers of the algebra that hold for every row.
 void fill_row(const CudaHeadPlan::State& state, const Inputs& inputs, const Outputs& outputs,
               HeadParams& p) {
@@ -222,57 +181,6 @@ void fill_row(const CudaHeadPlan::State& state, const Inputs& inputs, const Outp
   if (options.softcap > 0) p.inverse_softcap = static_cast<float>(1 / options.softcap);
 }
 
-void fill_terms(const CudaHeadPlan::State& state, const Inputs& inputs, const Outputs& outputs,
-                HeadParams& p) {
-  p.every_row_counts = !inputs.labels;
-  for (const LossTerm& term : state.config.terms) {
-    TermParams& t = p.terms[p.n_terms++];
-    t = term_params(term, inputs, outputs);
-    if (is_sequence(term)) t.sequence = p.n_sequence_terms++;
-    p.every_row_counts |= t.mask == RowMask::kNone;
-    p.masked_rows_count |= t.mask == RowMask::kOwn;
-    p.wants_smoothing |= t.smoothing > 0;
-    p.wants_entropy |= t.wants_metrics;
-    if (term.kind != LossKind::kDistillation) continue;
-    const MatrixView& teacher = inputs.teachers[static_cast<size_t>(term.teacher)].logits;
-    p.teacher = teacher.data;
-    p.teacher_stride = teacher.row_stride;
-    p.teacher_log2_scale = static_cast<float>(state.config.options.logits_scale / term.temperature *
-                                              std::numbers::log2e);
-    p.wants_cross |= term.divergence == Divergence::kCrossEntropy;
-    p.wants_forward_kl |= term.divergence == Divergence::kForwardKl;
-    if (term.divergence == Divergence::kJensenShannon) p.mix_beta = t.beta;
-  }
-  p.wants_entropy |= static_cast<bool>(outputs.entropy);
-  p.wants_argmax = !outputs.argmax.empty() || !outputs.correct.empty();
-}
-
-void fill_vectors(const Inputs& inputs, const Outputs& outputs, HeadParams& p) {
-  p.labels = indices(inputs.labels);
-  p.segments = indices(inputs.segments);
-  p.pairs = indices(inputs.pairs);
-  p.n_segments = inputs.n_segments;
-  p.n_pairs = inputs.pairs.size / 2;
-  p.mask = inputs.mask.empty() ? nullptr : inputs.mask.data();
-  p.token_weights = floats(inputs.token_weights);
-  p.class_weights = floats(inputs.class_weights);
-  p.advantages = floats(inputs.advantages);
-  p.old_log_probs = floats(inputs.old_log_probs);
-  p.reference_log_probs = floats(inputs.reference_log_probs);
-  p.upstream_rows = floats(inputs.upstream_rows);
-  p.upstream = inputs.upstream;
-  p.token_loss = output(outputs.token_loss);
-  p.lse = output(outputs.lse);
-  p.label_log_prob = output(outputs.label_log_prob);
-  p.entropy = output(outputs.entropy);
-  p.argmax = outputs.argmax.empty() ? nullptr : outputs.argmax.data();
-  p.correct = outputs.correct.empty() ? nullptr : outputs.correct.data();
-  p.term_scalars = outputs.terms.empty() ? nullptr : outputs.terms.data();
-  p.total = outputs.total;
-  p.n_valid = outputs.n_valid;
-  p.policy_metrics = outputs.policy_metrics.empty() ? nullptr : outputs.policy_metrics.data();
-}
-
 void fill_workspace(const CudaHeadPlan::State& state, std::byte* base, HeadParams& p) {
   const auto slice = [&](SliceName name, auto& pointer) {
     using Pointer = std::remove_reference_t<decltype(pointer)>;
@@ -287,22 +195,12 @@ void fill_workspace(const CudaHeadPlan::State& state, std::byte* base, HeadParam
   slice(kSegmentTokensSlice, p.segment_tokens);
   slice(kSegmentSumsSlice, p.segment_sums);
   slice(kSlopesSlice, p.row_slopes);
-  // Segments that no term of the plan asks for are not counted.
+  // Segments and pairs that no term of the plan asks for are not counted.
   if (p.segment_tokens == nullptr) {
     p.segments = {};
-    p.n_segments = 0;
+    p.pairs = {};
+    p.n_segments = p.n_pairs = 0;
   }
-}
-
-Status check_workspace(int64_t given, int64_t needed, const std::byte* data) {
-  if (given < needed || (needed > 0 && data == nullptr)) {
-    return {kLossLengthMismatch, "workspace has " + describe(given) +
-                                     " bytes; accepted: " + describe(needed) + " or more"};
-  }
-  if (reinterpret_cast<uintptr_t>(data) % 256 != 0) {
-    return {kHeadShapeMismatch, "workspace does not start at a multiple of 256 bytes"};
-  }
-  return kHeadOk;
 }
 
 }  // namespace
@@ -324,42 +222,23 @@ Status CudaHeadPlan::run(CUstream_st* stream, const Inputs& inputs, const Output
   Status status =
       cuda::check_device_inputs(state.shape, state.config, state.request, inputs, outputs);
   if (!status.ok()) return status;
-  status = check_workspace(static_cast<int64_t>(workspace.size()), state.workspace_bytes,
-                           workspace.data());
+  status = cuda::check_workspace(workspace, state.workspace_bytes);
   if (!status.ok()) return status;
   HeadParams params;
   fill_row(state, inputs, outputs, params);
-  fill_vectors(inputs, outputs, params);
-  fill_terms(state, inputs, outputs, params);
+  cuda::fill_vectors(inputs, outputs, params);
+  cuda::fill_terms(state.config, inputs, outputs, params);
   fill_workspace(state, workspace.data(), params);
   return cuda::launch_head(params, state.launch, stream);
 }
 
 Status CudaHeadPlan::check(CUstream_st* stream, std::span<const std::byte> workspace) const {
   const State& state = *state_;
-  Status status = check_workspace(static_cast<int64_t>(workspace.size()), state.workspace_bytes,
-                                  workspace.data());
+  Status status = cuda::check_workspace(workspace, state.workspace_bytes);
   if (!status.ok()) return status;
-  cuda::Census census{};
-  const std::byte* at = workspace.data() + state.slices[kCensusSlice].offset;
-  status = cuda::read_census(reinterpret_cast<const cuda::Census*>(at), census, stream);
-  if (!status.ok() || census.fault == ~0ull) return status;
-  const std::string row = describe(census.fault >> 8);
-  const int64_t offset = state.config.options.vocab_offset;
-  switch (static_cast<cuda::Fault>(census.fault & 0xff)) {
-    case cuda::Fault::kLabel:
-      return {kLossTargetOutOfRange,
-              "labels[" + row + "] is outside the vocabulary; accepted: " + describe(offset) +
-                  " to " + describe(offset + (state.shape.vocab - 1)) +
-                  ", or negative to ignore the row"};
-    case cuda::Fault::kSegment:
-      return {kHeadBadSegments,
-              "segments[" + row + "] is outside 0 to n_segments - 1, and the row has a label"};
-    case cuda::Fault::kPair:
-      return {kHeadBadPairs, "pair " + row + " does not name two existing segments"};
-    default:
-      return {kCudaNonFinite, "row " + row + " has a NaN or +inf logit"};
-  }
+  const std::byte* census = workspace.data() + state.slices[kCensusSlice].offset;
+  return cuda::report_census(reinterpret_cast<const cuda::Census*>(census), state.shape,
+                             state.config.options.vocab_offset, stream);
 }
 
 Result<CudaHeadPlan> plan_cuda(const Shape& shape, const HeadConfig& config, const Request& request,
@@ -384,7 +263,8 @@ Result<CudaHeadPlan> cuda::plan_with_tuning(const Shape& shape, const HeadConfig
   if (!layout) return layout.status();
   state->launch = {*layout, request.input_dtype, family, options.device.n_multiprocessors};
   state->kernel = name_of(layout->kernel);
-  for (const LossTerm& term : config.terms) state->n_sequence_terms += is_sequence(term) ? 1 : 0;
+  for (const LossTerm& term : config.terms)
+    state->n_sequence_terms += cuda::is_sequence(term) ? 1 : 0;
   book_workspace(*state);
   return CudaHeadPlan(std::move(state));
 }

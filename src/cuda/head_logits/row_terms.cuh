@@ -74,19 +74,27 @@ __device__ inline void report(const HeadParams& p, int64_t row, Fault fault) {
             static_cast<unsigned long long>(row) << 8 | static_cast<unsigned long long>(fault));
 }
 
-template <class T>
-__device__ inline RowInputs load_row_inputs(const HeadParams& p, int64_t row, int64_t label) {
+// All but the label's logit.
+__device__ inline RowInputs load_row_vectors(const HeadParams& p, int64_t row, int64_t label) {
   RowInputs in;
   in.label = column_of_label(p, label);
   in.has_label = p.labels.data == nullptr || in.label >= 0;
   in.upstream = float_at(p.upstream_rows, row, 1);
   if (in.label < 0) return in;
-  in.label_logit = to_float(static_cast<const T*>(p.logits)[row * p.logits_stride + in.label]);
   in.token_weight = float_at(p.token_weights, row, 1);
   in.class_weight = float_at(p.class_weights, in.label, 1);
   in.advantage = float_at(p.advantages, row, 0);
   in.old_log_prob = float_at(p.old_log_probs, row, 0);
   in.reference_log_prob = float_at(p.reference_log_probs, row, 0);
+  return in;
+}
+
+template <class T>
+__device__ inline RowInputs load_row_inputs(const HeadParams& p, int64_t row, int64_t label) {
+  RowInputs in = load_row_vectors(p, row, label);
+  if (in.label >= 0) {
+    in.label_logit = to_float(static_cast<const T*>(p.logits)[row * p.logits_stride + in.label]);
+  }
   return in;
 }
 

@@ -1,0 +1,102 @@
+#include "cuda/head_logits/fill_params.h"
+
+#include <numbers>
+
+#include "contract/head_validate.h"
+
+namespace ullage::lossk::cuda {
+namespace {
+
+TermParams term_params(const LossTerm& term, const Inputs& inputs, const Outputs& outputs) {
+  TermParams t;
+  t.kind = term.kind;
+  t.divergence = term.divergence;
+  t.mask = resolved_mask(term, static_cast<bool>(inputs.labels), !inputs.mask.empty());
+  t.smoothing = static_cast<float>(term.label_smoothing);
+  t.beta = static_cast<float>(term.beta);
+  t.epsilon_low = static_cast<float>(term.epsilon_low);
+  t.epsilon_high = static_cast<float>(term.epsilon_high);
+  t.kl_beta = static_cast<float>(term.kl_beta);
+  if (term.t_squared) t.loss_scale = static_cast<float>(term.temperature * term.temperature);
+  t.weight = term.weight;
+  if (is_policy(term.kind)) {
+    t.per_segment_mean = resolved_normalizer(term) == PolicyNormalizer::kSequenceMeans;
+    t.wants_metrics = term.kind != LossKind::kCispo && !outputs.policy_metrics.empty();
+  }
+  if (term.divisor) {
+    t.divisor = *term.divisor;
+  } else if (divides_by_segments(term)) {
+    t.divisor = static_cast<double>(inputs.n_segments);
+    if (resolved_normalizer(term) == PolicyNormalizer::kMaxLength) {
+      t.divisor *= static_cast<double>(term.max_length);
+    }
+  } else if (term.kind == LossKind::kDpo) {
+    t.divisor = static_cast<double>(inputs.pairs.size / 2);
+  } else {
+    t.census_divisor = true;
+  }
+  return t;
+}
+
+RowFloats floats(const VectorView& view) {
+  return {static_cast<const float*>(view.data), view.stride};
+}
+RowIndices indices(const IndexView& view) { return {view.data, view.stride, view.id_bytes}; }
+RowOutput output(const MutableVectorView& view) {
+  return {static_cast<float*>(view.data), view.stride};
+}
+
+}  // namespace
+
+void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& outputs,
+                HeadParams& p) {
+  p.every_row_counts = !inputs.labels;
+  for (const LossTerm& term : config.terms) {
+    TermParams& t = p.terms[p.n_terms++];
+    t = term_params(term, inputs, outputs);
+    if (is_sequence(term)) t.sequence = p.n_sequence_terms++;
+    p.every_row_counts |= t.mask == RowMask::kNone;
+    p.masked_rows_count |= t.mask == RowMask::kOwn;
+    p.wants_smoothing |= t.smoothing > 0;
+    p.wants_entropy |= t.wants_metrics;
+    if (term.kind != LossKind::kDistillation) continue;
+    const MatrixView& teacher = inputs.teachers[static_cast<size_t>(term.teacher)].logits;
+    p.teacher = teacher.data;
+    p.teacher_stride = teacher.row_stride;
+    p.teacher_log2_scale =
+        static_cast<float>(config.options.logits_scale / term.temperature * std::numbers::log2e);
+    p.wants_cross |= term.divergence == Divergence::kCrossEntropy;
+    p.wants_forward_kl |= term.divergence == Divergence::kForwardKl;
+    if (term.divergence == Divergence::kJensenShannon) p.mix_beta = t.beta;
+  }
+  p.wants_entropy |= static_cast<bool>(outputs.entropy);
+  p.wants_argmax = !outputs.argmax.empty() || !outputs.correct.empty();
+}
+
+void fill_vectors(const Inputs& inputs, const Outputs& outputs, HeadParams& p) {
+  p.labels = indices(inputs.labels);
+  p.segments = indices(inputs.segments);
+  p.pairs = indices(inputs.pairs);
+  p.n_segments = inputs.n_segments;
+  p.n_pairs = inputs.pairs.size / 2;
+  p.mask = inputs.mask.empty() ? nullptr : inputs.mask.data();
+  p.token_weights = floats(inputs.token_weights);
+  p.class_weights = floats(inputs.class_weights);
+  p.advantages = floats(inputs.advantages);
+  p.old_log_probs = floats(inputs.old_log_probs);
+  p.reference_log_probs = floats(inputs.reference_log_probs);
+  p.upstream_rows = floats(inputs.upstream_rows);
+  p.upstream = inputs.upstream;
+  p.token_loss = output(outputs.token_loss);
+  p.lse = output(outputs.lse);
+  p.label_log_prob = output(outputs.label_log_prob);
+  p.entropy = output(outputs.entropy);
+  p.argmax = outputs.argmax.empty() ? nullptr : outputs.argmax.data();
+  p.correct = outputs.correct.empty() ? nullptr : outputs.correct.data();
+  p.term_scalars = outputs.terms.empty() ? nullptr : outputs.terms.data();
+  p.total = outputs.total;
+  p.n_valid = outputs.n_valid;
+  p.policy_metrics = outputs.policy_metrics.empty() ? nullptr : outputs.policy_metrics.data();
+}
+
+}  // namespace ullage::lossk::cuda

@@ -1,0 +1,407 @@
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "contract/describe.h"
+#include "contract/head_validate.h"
+#include "cuda/head_logits/check.h"
+#include "cuda/head_logits/fill_params.h"
+#include "cuda/head_logits/launch.h"
+#include "cuda/head_logits/report.h"
+#include "cuda/linear_head/launch.h"
+#include "ullage/lossk/cuda_linear_head.h"
+
+namespace ullage::lossk {
+
+using cuda::HeadParams;
+using cuda::LinearLayout;
+using cuda::LinearParams;
+
+struct CudaLinearHeadPlan::State {
+  Shape shape;
+  HeadConfig config;
+  Request request;
+  std::string kernel = "linear_head_sm90_scaled_exponentials";
+  std::string mode;
+  LinearLayout layout;
+  std::vector<Booking> bookings;
+  int64_t workspace_bytes = 0;
+  int n_sequence_terms = 0;
+};
+
+namespace {
+
+constexpr int64_t kDefaultBudgetBytes = int64_t{512} << 20;
+constexpr int64_t kAlignBytes = 256;
+// Rows at a time in the pass over the statistics that strips need first: their tile sums are all
+// that is kept.
+constexpr int64_t kStatisticsRows = 2048;
+
+// Hands out the workspace in the order of booking; with a base of nullptr it only books. One walk
+// serves the plan and the run, so what is promised is what is used.
+class Slices {
+ public:
+  Slices(std::byte* base, std::vector<Booking>* bookings) : base_(base), bookings_(bookings) {}
+
+  template <class T>
+  void take(T*& pointer, std::string_view purpose, int64_t bytes) {
+    if (bytes == 0) return;
+    const int64_t rounded = (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+    if (base_ != nullptr) pointer = reinterpret_cast<T*>(base_ + used_);
+    if (bookings_ != nullptr) bookings_->push_back({std::string(purpose), rounded});
+    used_ += rounded;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::vector<Booking>* bookings_;
+  int64_t used_ = 0;
+};
+
+bool is_rounded(const Request& request) {
+  return request.d_weight && request.d_weight_dtype == DType::kBF16;
+}
+
+void take_workspace(const CudaLinearHeadPlan::State& state, Slices& slices, HeadParams& p,
+                    LinearParams& r) {
+  const int64_t n = state.shape.n_tok, d = state.shape.d_model, v = state.shape.vocab;
+  const LinearLayout& layout = state.layout;
+  const bool gradients = state.request.d_hidden || state.request.d_weight;
+  bool segments = false;
+  for (const LossTerm& term : state.config.terms) segments |= needs_segment_ids(term);
+  slices.take(p.census, "status word and divisors", sizeof(cuda::Census));
+  slices.take(p.row_losses, "row losses of each term",
+              static_cast<int64_t>(state.config.terms.size()) * n * 4);
+  slices.take(p.row_log_prob, "log-probabilities of the labels", n * 4);
+  if (segments) slices.take(p.segment_tokens, "tokens of each segment", n * 4);
+  slices.take(p.segment_sums, "sums of each segment", state.n_sequence_terms * 2 * n * 8);
+  slices.take(p.row_slopes, "slopes of sequence terms", state.n_sequence_terms * n * 4);
+  slices.take(r.columns, "label columns", n * 4);
+  slices.take(r.softmax_scale, "row factors of the softmax", n * 4);
+  slices.take(r.label_gain, "gradients of the label columns", n * 4);
+  if (state.request.d_weight) {
+    slices.take(r.next_row, "rows that share a label", n * 4);
+    slices.take(r.leads, "first rows of a label", n);
+  }
+  // What is kept of the logits: a chunk's rows of the whole vocabulary, or a strip's columns of all
+  // rows.
+  const bool strips = layout.strip > 0;
+  const int64_t kept_rows = strips ? n : layout.chunk;
+  if (strips) slices.take(r.row_shift, "row shifts", n * 4);
+  if (is_rounded(state.request))
+    slices.take(r.d_weight_sum, "d_weight in f32", (strips ? layout.strip : v) * d * 4);
+  if (gradients) slices.take(r.exponentials, "exponentials", kept_rows * layout.e_stride * 2);
+  slices.take(
+      r.partial, "tile sums",
+      std::max(layout.chunk * layout.n_tiles, strips ? n * layout.strip_tiles : 0) * int64_t{8});
+  slices.take(r.label_logit, "label logits", kept_rows * 4);
+  if (state.request.d_weight) slices.take(r.scaled_hidden, "scaled hidden rows", kept_rows * d * 2);
+  if (state.request.d_hidden) {
+    slices.take(r.slices, "slices of d_hidden",
+                (strips ? 1 : layout.vocab_slices) * kept_rows * d * 4);
+  }
+}
+
+void lay_chunks(CudaLinearHeadPlan::State& state, int64_t chunk) {
+  LinearLayout& layout = state.layout;
+  layout.chunk = chunk;
+  layout.strip = 0;
+  layout.e_stride = cuda::divide_up(state.shape.vocab, 64) * 64;
+  layout.vocab_slices = cuda::vocab_slices(state.shape.d_model, state.shape.vocab);
+}
+
+void lay_strips(CudaLinearHeadPlan::State& state, int64_t strip) {
+  LinearLayout& layout = state.layout;
+  layout.chunk = std::min(state.shape.n_tok, kStatisticsRows);
+  layout.strip = strip;
+  layout.strip_tiles = static_cast<int>(strip / cuda::LogitsTile::kN);
+  layout.e_stride = strip;
+  layout.vocab_slices = 1;
+}
+
+int64_t booked_bytes(const CudaLinearHeadPlan::State& state) {
+  Slices slices(nullptr, nullptr);
+  HeadParams p;
+  LinearParams r;
+  take_workspace(state, slices, p, r);
+  return slices.used();
+}
+
+int64_t bytes_at(CudaLinearHeadPlan::State& state, int64_t chunk) {
+  lay_chunks(state, chunk);
+  return booked_bytes(state);
+}
+
+int64_t bytes_of_strip(CudaLinearHeadPlan::State& state, int64_t strip) {
+  lay_strips(state, strip);
+  return booked_bytes(state);
+}
+
+Status not_taken(std::string_view what) {
+  return {kHeadUnknownKind,
+          "the fused head on a GPU does not take " + std::string(what) +
+              "; accepted: cross_entropy, z_loss, grpo, gspo, cispo and dpo on one softmax"};
+}
+
+Status check_taken(const Shape& shape, const HeadConfig& config, const Request& request) {
+  for (const LossTerm& term : config.terms) {
+    if (term.kind == LossKind::kDistillation)
+      return not_taken("term '" + term.name + "', a distillation");
+    if (term.label_smoothing > 0)
+      return not_taken("term '" + term.name + "', which smooths labels");
+    if (term.logits_scale != 1)
+      return not_taken("term '" + term.name + "' with a logits_scale of its own");
+  }
+  if (config.terms.size() > cuda::kMaxTerms) {
+    return not_taken(describe(config.terms.size()) + " terms (up to " + describe(cuda::kMaxTerms) +
+                     ")");
+  }
+  const HeadOptions& options = config.options;
+  if (options.softcap > 0) return not_taken("a softcap");
+  if (options.bias) return not_taken("a bias");
+  if (options.adapter_rank > 0) return not_taken("an adapter");
+  if (request.entropy) return not_taken("entropies");
+  if (request.policy_metrics) return not_taken("policy metrics");
+  const auto bf16 = [](DType dtype, std::string_view field) -> Status {
+    if (dtype == DType::kBF16) return kHeadOk;
+    return {kHeadBadDtype, std::string(field) + " is " + std::string(name_of(dtype)) +
+                               "; accepted by the fused head on a GPU: bf16"};
+  };
+  if (Status status = bf16(request.input_dtype, "hidden"); !status.ok()) return status;
+  if (Status status = bf16(request.weight_dtype, "weight"); !status.ok()) return status;
+  if (request.d_hidden) {
+    if (Status status = bf16(request.grad_dtype, "d_hidden"); !status.ok()) return status;
+  }
+  if (request.d_weight && request.d_weight_dtype != DType::kBF16 &&
+      request.d_weight_dtype != DType::kF32) {
+    return {kHeadBadDtype, "d_weight is " + std::string(name_of(request.d_weight_dtype)) +
+                               "; accepted by the fused head on a GPU: f32, bf16"};
+  }
+  if (shape.d_model == 0 || shape.d_model % 8 != 0) {
+    return {kHeadShapeMismatch, "d_model is " + describe(shape.d_model) +
+                                    "; accepted by the fused head on a GPU: a multiple of 8, > 0"};
+  }
+  return kHeadOk;
+}
+
+// The tensor copies need 16-byte rows.
+Status check_aligned(std::string_view field, const MatrixView& view) {
+  const auto address = reinterpret_cast<uintptr_t>(view.data);
+  if (address % 16 == 0 && view.row_stride * size_of(view.dtype) % 16 == 0) return kHeadOk;
+  return {kHeadShapeMismatch,
+          std::string(field) + " has a base or a row_stride (" + describe(view.row_stride) +
+              ") that is not a multiple of 16 bytes, which the tensor copies need"};
+}
+
+Status check_operand(std::string_view field, const MatrixView& view, DType dtype, int64_t rows,
+                     int64_t cols) {
+  if (!view) return {kHeadMissingInput, std::string(field) + " is not given"};
+  if (Status status = cuda::check_matrix(field, view, dtype, rows, cols); !status.ok())
+    return status;
+  return check_aligned(field, view);
+}
+
+Status check_linear_inputs(const Shape& shape, const HeadConfig& config, const Request& request,
+                           const Inputs& inputs, const Outputs& outputs) {
+  const int64_t n = shape.n_tok, d = shape.d_model, v = shape.vocab;
+  if (n > 0) {
+    if (Status status = check_operand("hidden", inputs.hidden, DType::kBF16, n, d); !status.ok())
+      return status;
+  }
+  if (Status status = check_operand("weight", inputs.weight, DType::kBF16, v, d); !status.ok())
+    return status;
+  if (Status status = cuda::check_row_inputs(shape, config, request, inputs, outputs); !status.ok())
+    return status;
+  if (outputs.entropy || !outputs.argmax.empty() || !outputs.correct.empty()) {
+    return not_taken("entropy, argmax or correct as an output");
+  }
+  if (request.d_hidden && n > 0) {
+    Status status = check_operand("d_hidden", outputs.d_hidden, DType::kBF16, n, d);
+    if (!status.ok()) return status;
+  }
+  if (request.d_weight) {
+    Status status = check_operand("d_weight", outputs.d_weight, request.d_weight_dtype, v, d);
+    if (!status.ok()) return status;
+  }
+  return kHeadOk;
+}
+
+// Rows of a chunk, as even as whole cluster tiles allow.
+int64_t even_chunk(int64_t n_tok, int64_t largest) {
+  if (n_tok <= largest) return n_tok;
+  const int64_t n_chunks = cuda::divide_up(n_tok, largest);
+  return cuda::divide_up(cuda::divide_up(n_tok, n_chunks), cuda::kChunkRows) * cuda::kChunkRows;
+}
+
+Status choose_chunk(CudaLinearHeadPlan::State& state, const CudaLinearHeadOptions& options) {
+  const int64_t n = state.shape.n_tok;
+  const int64_t budget = options.budget_bytes > 0 ? options.budget_bytes : kDefaultBudgetBytes;
+  const auto refuse = [&](int64_t chunk) -> Status {
+    return {kLossBadChunk, "a chunk of " + describe(chunk) + " rows needs " +
+                               describe(bytes_at(state, chunk)) +
+                               " bytes of workspace; allowed: " + describe(budget)};
+  };
+  if (options.chunk != 0) {
+    if (options.chunk < 0 || (options.chunk % cuda::kChunkRows != 0 && options.chunk < n)) {
+      return {kLossBadChunk, "chunk is " + describe(options.chunk) + "; accepted: a multiple of " +
+                                 describe(cuda::kChunkRows) + " rows, or n_tok or more"};
+    }
+    const int64_t chunk = std::min(options.chunk, n);
+    if (options.budget_bytes > 0 && bytes_at(state, chunk) > budget) return refuse(chunk);
+    lay_chunks(state, chunk);
+    return kHeadOk;
+  }
+  int64_t largest = std::min(n, cuda::kChunkRows);
+  if (bytes_at(state, largest) > budget) {
+    // Strips need no f32 d_weight, but every row's sums before any gradient, which sequence terms
+    // would need twice.
+    const bool strips = is_rounded(state.request) && state.n_sequence_terms == 0 && n > 0;
+    int64_t strip = 0;
+    while (strips && strip < state.shape.vocab &&
+           bytes_of_strip(state, strip + cuda::kStripColumns) <= budget) {
+      strip += cuda::kStripColumns;
+    }
+    if (strip == 0) return refuse(largest);
+    lay_strips(state, strip);
+    return kHeadOk;
+  }
+  while (largest < n && bytes_at(state, std::min(n, largest + cuda::kChunkRows)) <= budget) {
+    largest = std::min(n, largest + cuda::kChunkRows);
+  }
+  lay_chunks(state, even_chunk(n, largest));
+  return kHeadOk;
+}
+
+}  // namespace
+
+const std::string& CudaLinearHeadPlan::kernel() const { return state_->kernel; }
+const std::string& CudaLinearHeadPlan::mode() const { return state_->mode; }
+int64_t CudaLinearHeadPlan::chunk() const { return state_->layout.chunk; }
+int64_t CudaLinearHeadPlan::n_chunks() const { return state_->layout.n_chunks; }
+const std::vector<Booking>& CudaLinearHeadPlan::bookings() const { return state_->bookings; }
+int64_t CudaLinearHeadPlan::workspace_bytes() const { return state_->workspace_bytes; }
+
+int64_t CudaLinearHeadPlan::materialized_bytes() const {
+  return state_->shape.n_tok * state_->shape.vocab * 2;
+}
+
+double CudaLinearHeadPlan::operations() const {
+  const double product = 2.0 * static_cast<double>(state_->shape.n_tok) *
+                         static_cast<double>(state_->shape.d_model) *
+                         static_cast<double>(state_->shape.vocab);
+  const int products = 1 + (state_->request.d_hidden ? 1 : 0) + (state_->request.d_weight ? 1 : 0) +
+                       (state_->mode == "chunk" ? 0 : 1);
+  return product * products;
+}
+
+int CudaLinearHeadPlan::launches() const {
+  const auto chunks = static_cast<int>(state_->layout.n_chunks);
+  const Request& request = state_->request;
+  int launches = 2 + (chunks > 0 ? 1 : 0);  // census, scalars, columns
+  if (state_->layout.strip > 0) {
+    const auto strips =
+        static_cast<int>(cuda::divide_up(state_->shape.vocab, state_->layout.strip));
+    return launches + 2 * chunks + strips * (5 + (request.d_hidden ? 1 : 0)) +
+           (request.d_hidden ? 1 : 0);
+  }
+  launches += chunks * (2 + (request.d_hidden ? 2 : 0) + (request.d_weight ? 1 : 0));
+  if (state_->n_sequence_terms > 0 && chunks > 0) {
+    const bool gradients = request.d_hidden || request.d_weight;
+    launches += 2;  // sums and slopes
+    if (gradients)
+      launches += chunks == 1 ? 1 : 2 * chunks;  // the rows again, and the logits where not kept
+  }
+  if (request.d_weight) launches += (chunks > 0 ? 1 : 0) + (is_rounded(request) ? 1 : 0);
+  return launches;
+}
+
+Status CudaLinearHeadPlan::run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
+                               std::span<std::byte> workspace) const {
+  const State& state = *state_;
+  Status status = check_linear_inputs(state.shape, state.config, state.request, inputs, outputs);
+  if (!status.ok()) return status;
+  status = cuda::check_workspace(workspace, state.workspace_bytes);
+  if (!status.ok()) return status;
+  HeadParams p;
+  p.n_tok = state.shape.n_tok;
+  p.vocab = state.shape.vocab;
+  p.vocab_offset = state.config.options.vocab_offset;
+  p.scale = static_cast<float>(state.config.options.logits_scale);
+  cuda::fill_vectors(inputs, outputs, p);
+  cuda::fill_terms(state.config, inputs, outputs, p);
+  LinearParams r;
+  r.layout = state.layout;
+  r.n_tok = state.shape.n_tok;
+  r.d_model = state.shape.d_model;
+  r.vocab = state.shape.vocab;
+  r.hidden = inputs.hidden.data;
+  r.hidden_stride = inputs.hidden.row_stride;
+  r.weight = inputs.weight.data;
+  r.weight_stride = inputs.weight.row_stride;
+  r.accumulate = outputs.accumulate;
+  if (state.request.d_hidden) {
+    r.d_hidden = outputs.d_hidden.data;
+    r.d_hidden_stride = outputs.d_hidden.row_stride;
+  }
+  if (state.request.d_weight && !is_rounded(state.request)) {
+    r.d_weight_sum = static_cast<float*>(outputs.d_weight.data);
+    r.d_weight_sum_stride = outputs.d_weight.row_stride;
+  }
+  Slices slices(workspace.data(), nullptr);
+  take_workspace(state, slices, p, r);
+  if (is_rounded(state.request)) {
+    r.d_weight_sum_stride = state.shape.d_model;
+    r.d_weight_rounded = outputs.d_weight.data;
+    r.d_weight_rounded_stride = outputs.d_weight.row_stride;
+  }
+  // Segments and pairs that no term of the plan asks for are not counted.
+  if (p.segment_tokens == nullptr) {
+    p.segments = {};
+    p.pairs = {};
+    p.n_segments = p.n_pairs = 0;
+  }
+  return cuda::launch_linear_head(p, r, stream);
+}
+
+Status CudaLinearHeadPlan::check(CUstream_st* stream, std::span<const std::byte> workspace) const {
+  Status status = cuda::check_workspace(workspace, state_->workspace_bytes);
+  if (!status.ok()) return status;
+  // The census is booked first.
+  return cuda::report_census(reinterpret_cast<const cuda::Census*>(workspace.data()), state_->shape,
+                             state_->config.options.vocab_offset, stream);
+}
+
+Result<CudaLinearHeadPlan> plan_cuda_linear(const Shape& shape, const HeadConfig& config,
+                                            const Request& request,
+                                            const CudaLinearHeadOptions& options) {
+  if (Status status = validate(config); !status.ok()) return status;
+  if (Status status = check_plan(shape, config, request); !status.ok()) return status;
+  if (Status status = check_taken(shape, config, request); !status.ok()) return status;
+  if (options.device.compute_capability != 90) {
+    return {kCudaUnsupportedDevice, options.device.name + " has compute capability " +
+                                        describe(options.device.compute_capability) +
+                                        "; the fused head needs 90, Hopper's matrix instructions"};
+  }
+  auto state = std::make_shared<CudaLinearHeadPlan::State>();
+  state->shape = shape;
+  state->config = config;
+  state->request = request;
+  for (const LossTerm& term : config.terms)
+    state->n_sequence_terms += cuda::is_sequence(term) ? 1 : 0;
+  LinearLayout& layout = state->layout;
+  layout.n_tiles = static_cast<int>(cuda::divide_up(shape.vocab, cuda::LogitsTile::kN));
+  if (Status status = choose_chunk(*state, options); !status.ok()) return status;
+  layout.n_chunks = layout.chunk == 0 ? 0 : cuda::divide_up(shape.n_tok, layout.chunk);
+  Slices slices(nullptr, &state->bookings);
+  HeadParams p;
+  LinearParams r;
+  take_workspace(*state, slices, p, r);
+  state->workspace_bytes = slices.used();
+  const bool gradients = request.d_hidden || request.d_weight;
+  const bool two_pass = state->n_sequence_terms > 0 && gradients && layout.n_chunks > 1;
+  state->mode = layout.strip > 0 ? "strip" : two_pass ? "chunk_two_pass" : "chunk";
+  return CudaLinearHeadPlan(std::move(state));
+}
+
+}  // namespace ullage::lossk

@@ -1,0 +1,239 @@
+// The small kernels around the fused head's products: per row, one pass over its tile sums, its
+// hidden states and its label's row of the weight; none over the logits.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "cuda/head_logits/row_process.cuh"
+#include "cuda/linear_head/params.h"
+#include "cuda/product/epilogues.cuh"
+
+namespace ullage::lossk::cuda {
+
+using ullage::cuda::sm90::kIgnoredRow;
+using ullage::cuda::sm90::kNoLabel;
+
+__device__ inline float4 load_bf16x4(const void* base, int64_t element) {
+  const uint2 words =
+      *reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(base) + element);
+  const float2 low = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(words.x));
+  const float2 high = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(words.y));
+  return {low.x, low.y, high.x, high.y};
+}
+__device__ inline void store_bf16x4(void* base, int64_t element, float4 v) {
+  *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(base) + element) = {
+      ullage::cuda::sm90::pack_bf16(v.x, v.y), ullage::cuda::sm90::pack_bf16(v.z, v.w)};
+}
+
+// A thread a row. Rows that share a label form a chain in row order; n_tok^2 compares of cached
+// words, 20 us at 8192 rows.
+__global__ void __launch_bounds__(256)
+    linear_columns(const __grid_constant__ HeadParams p, const __grid_constant__ LinearParams r) {
+  __shared__ int tile[256];
+  const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  int mine = kIgnoredRow;
+  if (row < p.n_tok) {
+    mine = static_cast<int>(label_column(p, row));
+    if (mine < 0) mine = row_counts(p, row, stored_label(p, row)) ? kNoLabel : kIgnoredRow;
+    r.columns[row] = mine;
+  }
+  if (r.d_weight_sum == nullptr) return;
+  int64_t following = -1;
+  bool leads = mine >= 0;
+  for (int64_t base = 0; base < p.n_tok; base += 256) {
+    __syncthreads();
+    const int64_t other = base + threadIdx.x;
+    tile[threadIdx.x] = other < p.n_tok ? static_cast<int>(label_column(p, other)) : kIgnoredRow;
+    __syncthreads();
+    if (mine < 0) continue;
+    for (int k = 0; k < 256; ++k) {
+      if (tile[k] != mine) continue;
+      if (base + k < row) leads = false;
+      if (base + k > row && following < 0) following = base + k;
+    }
+  }
+  if (row < p.n_tok) {
+    r.next_row[row] = static_cast<int>(following);
+    r.leads[row] = leads;
+  }
+}
+
+// Brings the tiles of a row whose shift is not the row's to it. `thread` of `threads` share the
+// work.
+__device__ inline void settle_row(__nv_bfloat16* e, const Pair* partial, int n_tiles,
+                                  int64_t columns, float shift, int thread, int threads) {
+  for (int tile = 0; tile < n_tiles; ++tile) {
+    if (partial[tile].sum == 0 || partial[tile].shift == shift) continue;
+    const float factor = expf(partial[tile].shift - shift);
+    const int64_t first = int64_t{tile} * LogitsTile::kN;
+    for (int64_t j = first + thread; j < min(first + LogitsTile::kN, columns); j += threads) {
+      e[j] = __float2bfloat16(__bfloat162float(e[j]) * factor);
+    }
+  }
+}
+
+// One block a row of the chunk that starts at `first_row`: from the tiles' sums to the terms and to
+// the two factors of the row's gradient. The order of the sum over tiles depends on the vocabulary
+// alone.
+__global__ void __launch_bounds__(128)
+    linear_rows(const __grid_constant__ HeadParams p, const __grid_constant__ LinearParams r,
+                int64_t first_row, bool gradients) {
+  __shared__ float shared_shift, shared_scale;
+  __shared__ bool shared_differ;
+  const int local = blockIdx.x, lane = threadIdx.x;
+  const int64_t row = first_row + local;
+  const int column = r.columns[row];
+  const int n_tiles = r.layout.n_tiles;
+  const Pair* const partial = r.partial + int64_t{local} * n_tiles;
+  if (threadIdx.x < 32) {
+    RowInputs in;
+    RowSums sums;
+    RowCoefficients c;
+    float log_prob = 0, shift = 0;
+    bool differ = false;
+    if (column != kIgnoredRow) {
+      shift = minus_infinity<float>();
+      for (int tile = lane; tile < n_tiles; tile += 32) {
+        // A tile of -inf alone sums to 0 and has no say.
+        if (partial[tile].sum != 0) shift = ullage::cuda::ptx::max_nan(shift, partial[tile].shift);
+      }
+      shift = warp_max(shift);
+      float sum = 0;
+      for (int tile = lane; tile < n_tiles; tile += 32) {
+        const Pair at = partial[tile];
+        if (at.sum == 0) continue;
+        differ |= at.shift != shift;
+        sum += at.shift == shift ? at.sum : at.sum * expf(at.shift - shift);
+      }
+      sums.sum = warp_sum(sum);
+      sums.log2_sum = log2f(sums.sum);
+      sums.reference = shift * ullage::cuda::sm90::kLog2E;
+      differ = __any_sync(~0u, differ);
+      in = load_row_vectors(p, row, stored_label(p, row));
+      if (column >= 0) log_prob = (r.label_logit[local] - shift) - logf(sums.sum);
+      const float gain = lane < p.n_terms ? p.census->gain[lane] : 0;
+      c = evaluate_terms<Family::kLabels>(p, row, in, sums, gain, log_prob, lane, true);
+    } else if (lane < p.n_terms) {
+      p.row_losses[lane * p.n_tok + row] = 0;
+    }
+    if (lane == 0) {
+      write_row(p, row, column != kIgnoredRow && in.has_label, in, sums, log_prob);
+      const bool finite = sums.sum < INFINITY && shift < INFINITY;
+      if (!finite) report(p, row, Fault::kNonFinite);
+      const float scale = column == kIgnoredRow ? 0.f : c.p / sums.sum;
+      r.softmax_scale[row] = scale;
+      // q_y P - L with q_y - 1 taken whole, so that a label near certainty keeps its digits.
+      if (r.row_shift != nullptr) r.row_shift[row] = shift;
+      r.label_gain[row] = column >= 0 ? fmaf(c.p, expm1f(log_prob), c.p - c.label) : 0.f;
+      shared_shift = shift;
+      shared_scale = scale;
+      shared_differ = differ;
+    }
+  }
+  __syncthreads();
+  if (!gradients) return;
+  if (shared_differ && r.layout.strip == 0) {
+    settle_row(static_cast<__nv_bfloat16*>(r.exponentials) + local * r.layout.e_stride, partial,
+               n_tiles, p.vocab, shared_shift, threadIdx.x, blockDim.x);
+  }
+  if (r.d_weight_sum == nullptr) return;
+  const float scale = shared_scale;
+  for (int64_t i = 4 * threadIdx.x; i < r.d_model; i += 4 * blockDim.x) {
+    float4 x = {0, 0, 0, 0};
+    if (column != kIgnoredRow) x = load_bf16x4(r.hidden, row * r.hidden_stride + i);
+    store_bf16x4(r.scaled_hidden, (r.layout.strip == 0 ? local : row) * r.d_model + i,
+                 {scale * x.x, scale * x.y, scale * x.z, scale * x.w});
+  }
+}
+
+// A warp a row: its exponentials of one strip, `columns` wide, relative to the row's shift.
+__global__ void __launch_bounds__(256)
+    linear_settle_strip(const __grid_constant__ LinearParams r, int64_t columns) {
+  const int64_t row = int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= r.n_tok || r.columns[row] == kIgnoredRow) return;
+  const Pair* const partial = r.partial + row * r.layout.strip_tiles;
+  const int n_tiles = static_cast<int>((columns + LogitsTile::kN - 1) / LogitsTile::kN);
+  const int lane = threadIdx.x % 32;
+  bool differ = false;
+  for (int tile = lane; tile < n_tiles; tile += 32)
+    differ |= partial[tile].sum != 0 && partial[tile].shift != r.row_shift[row];
+  if (!__any_sync(~0u, differ)) return;
+  settle_row(static_cast<__nv_bfloat16*>(r.exponentials) + row * r.layout.e_stride, partial,
+             n_tiles, columns, r.row_shift[row], lane, 32);
+}
+
+// One block a row: d_hidden = softmax_scale * (sum of the vocabulary's slices, ascending) +
+// label_gain * weight[label], rounded once.
+__global__ void __launch_bounds__(256)
+    linear_hidden_gradient(const __grid_constant__ LinearParams r, int64_t first_row,
+                           int64_t rows) {
+  const int local = blockIdx.x;
+  const int64_t row = first_row + local;
+  const int column = r.columns[row];
+  const float scale = r.softmax_scale[row], gain = r.label_gain[row];
+  for (int64_t i = 4 * threadIdx.x; i < r.d_model; i += 4 * blockDim.x) {
+    float4 out = {0, 0, 0, 0};
+    if (r.accumulate) out = load_bf16x4(r.d_hidden, row * r.d_hidden_stride + i);
+    if (column != kIgnoredRow) {
+      float4 sum = {0, 0, 0, 0};
+      for (int slice = 0; slice < r.layout.vocab_slices; ++slice) {
+        const float4 part =
+            *reinterpret_cast<const float4*>(r.slices + (slice * rows + local) * r.d_model + i);
+        sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+      }
+      if (column >= 0) {
+        const float4 w = load_bf16x4(r.weight, column * r.weight_stride + i);
+        out = {fmaf(gain, w.x, out.x), fmaf(gain, w.y, out.y), fmaf(gain, w.z, out.z),
+               fmaf(gain, w.w, out.w)};
+      }
+      out = {fmaf(scale, sum.x, out.x), fmaf(scale, sum.y, out.y), fmaf(scale, sum.z, out.z),
+             fmaf(scale, sum.w, out.w)};
+    }
+    store_bf16x4(r.d_hidden, row * r.d_hidden_stride + i, out);
+  }
+}
+
+// d_weight[label] += label_gain * hidden over the rows that share a label, in row order and in
+// float64: a frequent label is the one sum of the head that grows with n_tok. One block a label, so
+// no two blocks touch one row of d_weight. Labels outside [first_column, first_column + columns)
+// are left to others; d_weight_sum starts at first_column.
+__global__ void __launch_bounds__(256)
+    linear_label_gradient(const __grid_constant__ LinearParams r, int64_t first_column,
+                          int64_t columns) {
+  const int64_t head = blockIdx.x;
+  const int64_t column = r.columns[head] - first_column;
+  if (!r.leads[head] || column < 0 || column >= columns) return;
+  float* const out = r.d_weight_sum + column * r.d_weight_sum_stride;
+  for (int64_t i = 4 * threadIdx.x; i < r.d_model; i += 4 * blockDim.x) {
+    const float4 before = *reinterpret_cast<const float4*>(out + i);
+    double sum[4] = {before.x, before.y, before.z, before.w};
+    for (int64_t row = head; row >= 0; row = r.next_row[row]) {
+      const double gain = r.label_gain[row];
+      const float4 x = load_bf16x4(r.hidden, row * r.hidden_stride + i);
+      sum[0] = fma(gain, static_cast<double>(x.x), sum[0]);
+      sum[1] = fma(gain, static_cast<double>(x.y), sum[1]);
+      sum[2] = fma(gain, static_cast<double>(x.z), sum[2]);
+      sum[3] = fma(gain, static_cast<double>(x.w), sum[3]);
+    }
+    *reinterpret_cast<float4*>(out + i) = {static_cast<float>(sum[0]), static_cast<float>(sum[1]),
+                                           static_cast<float>(sum[2]), static_cast<float>(sum[3])};
+  }
+}
+
+// One block a vocabulary row from `first_column` on, where d_weight_sum starts: the float32 sum,
+// plus what the caller's buffer holds when accumulating, rounded once.
+__global__ void __launch_bounds__(256)
+    linear_round_weight(const __grid_constant__ LinearParams r, int64_t first_column) {
+  const int64_t row = blockIdx.x;
+  for (int64_t i = 4 * threadIdx.x; i < r.d_model; i += 4 * blockDim.x) {
+    float4 sum = *reinterpret_cast<const float4*>(r.d_weight_sum + row * r.d_weight_sum_stride + i);
+    if (r.accumulate) {
+      const float4 old =
+          load_bf16x4(r.d_weight_rounded, (first_column + row) * r.d_weight_rounded_stride + i);
+      sum = {sum.x + old.x, sum.y + old.y, sum.z + old.z, sum.w + old.w};
+    }
+    store_bf16x4(r.d_weight_rounded, (first_column + row) * r.d_weight_rounded_stride + i, sum);
+  }
+}
+
+}  // namespace ullage::lossk::cuda

@@ -1,0 +1,40 @@
+// Tiles of the Hopper product. Host-only: the planner reads it without a CUDA toolkit.
+#pragma once
+
+#include <cstdint>
+
+namespace ullage::cuda {
+
+// Which dimension of an operand is contiguous in memory.
+enum class Major { kK, kMN };
+
+// How the two consumer warpgroups share the work.
+enum class Consumers {
+  kInTurn,    // each takes whole 128-row tiles, one multiplies while the other is in its epilogue
+  kTogether,  // each takes 64 of a tile's 128 rows: wider tiles fit the registers, less is read
+              // from L2 and shared memory
+};
+
+template <int kColumns, int kCtasM, int kCtasN, Consumers kSharing>
+struct ProductTile {
+  static constexpr int kClusterM = kCtasM;  // CTAs of a cluster along m: they share each B tile
+  static constexpr int kClusterN = kCtasN;  // and along n: they share each A tile
+  static constexpr int kCluster = kClusterM * kClusterN;
+  static constexpr Consumers kConsumers = kSharing;
+  static constexpr int kM = 128;
+  static constexpr int kHalves =
+      kSharing == Consumers::kInTurn ? 2 : 1;  // m64 instructions of one warpgroup
+  static constexpr int kN = kColumns;
+  static constexpr int kK = 64;  // 64 bf16 = the 128 bytes of one swizzled row
+  static constexpr int kAStageBytes = kM * kK * 2;
+  static constexpr int kBStageBytes = kN * kK * 2;
+  static constexpr int kStageBytes = kAStageBytes + kBStageBytes;
+  // As many stages as fit 227 KiB beside the barriers and the 1 KiB the swizzle's alignment may
+  // cost.
+  static constexpr int kStages = (227 * 1024 - 2048) / kStageBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes + 2048;
+  static constexpr int kThreads =
+      384;  // a producer warpgroup and two consumers that take tiles in turn
+};
+
+}  // namespace ullage::cuda

@@ -1,0 +1,239 @@
+// C = A B on Hopper: TMA loads multicast over a 2 x 2 cluster, two consumer warpgroups that take
+// tiles in turn (while one multiplies, the other is in its prologue or epilogue), a persistent
+// grid.
+//
+// Every element of C is one chain of k16 tensor-core steps in ascending k, started at zero or at
+// C's old value: its bits do not depend on the other rows, the grid or the tile order.
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/product/config.h"
+#include "cuda/wgmma.cuh"
+
+namespace ullage::cuda {
+
+// Cluster tiles are walked in this order: k slice outermost, then groups of m, then n, then m
+// within the group, so that the tiles in flight share a few rows of A and a few columns of B in L2.
+struct ProductGrid {
+  int m_tiles;       // cluster tiles of 2 * 128 rows
+  int n_tiles;       // cluster tiles of 2 * kN columns
+  int m_group;       // m tiles walked together
+  int k_slices;      // slices of k, each its own output
+  int k_blocks;      // 64-deep blocks of the whole k
+  int slice_blocks;  // blocks of one slice; the last may be shorter
+
+  __host__ __device__ int64_t tiles() const { return int64_t{m_tiles} * n_tiles * k_slices; }
+};
+
+namespace sm90 {
+
+struct TilePosition {
+  int m, n;  // first row, first column of this CTA's tile
+  int slice;
+  int first_block, n_blocks;
+};
+
+template <class Tile>
+__device__ __forceinline__ TilePosition locate(const ProductGrid& grid, int64_t tile, int cta_m,
+                                               int cta_n) {
+  const int64_t per_slice = int64_t{grid.m_tiles} * grid.n_tiles;
+  const int slice = static_cast<int>(tile / per_slice);
+  int64_t rest = tile - slice * per_slice;
+  const int64_t per_group = int64_t{grid.m_group} * grid.n_tiles;
+  const int group = static_cast<int>(rest / per_group);
+  rest -= group * per_group;
+  const int group_rows = min(grid.m_group, grid.m_tiles - group * grid.m_group);
+  const int n_tile = static_cast<int>(rest / group_rows);
+  const int m_tile = group * grid.m_group + static_cast<int>(rest - int64_t{n_tile} * group_rows);
+  const int first = slice * grid.slice_blocks;
+  return {(m_tile * Tile::kClusterM + cta_m) * Tile::kM,
+          (n_tile * Tile::kClusterN + cta_n) * Tile::kN, slice, first,
+          min(grid.slice_blocks, grid.k_blocks - first)};
+}
+
+template <Major kA, Major kB>
+__device__ __forceinline__ void multiply_step(float (&d)[64], uint64_t a, uint64_t b, int keep) {
+  wgmma_m64n128k16<kA == Major::kMN, kB == Major::kMN>(d, a, b, keep);
+}
+template <Major kA, Major kB>
+__device__ __forceinline__ void multiply_step(float (&d)[96], uint64_t a, uint64_t b, int keep) {
+  wgmma_m64n192k16<kA == Major::kMN, kB == Major::kMN>(d, a, b, keep);
+}
+
+template <Major kA, Major kB>
+__device__ __forceinline__ void multiply_step(float (&d)[128], uint64_t a, uint64_t b, int keep) {
+  wgmma_m64n256k16<kA == Major::kMN, kB == Major::kMN>(d, a, b, keep);
+}
+
+// acc[64 kHalves][kN] += one 64-deep block: four k16 steps, the two 64-row halves in turn.
+template <class Tile, Major kA, Major kB>
+__device__ __forceinline__ void multiply_block(float (&acc)[Tile::kHalves][Tile::kN / 2],
+                                               const uint8_t* a, const uint8_t* b, int keep) {
+#pragma unroll
+  for (int step = 0; step < Tile::kK / 16; ++step) {
+    // Along k: 32 bytes of a swizzled row (K-major), or 16 rows of 128 bytes (MN-major).
+    const uint64_t b_descriptor = kB == Major::kK ? tile_descriptor(b + step * 32, 16, 1024)
+                                                  : tile_descriptor(b + step * 2048, 8192, 1024);
+#pragma unroll
+    for (int half = 0; half < Tile::kHalves; ++half) {
+      const uint8_t* const a_half = a + half * 8192;
+      const uint64_t a_descriptor = kA == Major::kK
+                                        ? tile_descriptor(a_half + step * 32, 16, 1024)
+                                        : tile_descriptor(a_half + step * 2048, 8192, 1024);
+      multiply_step<kA, kB>(acc[half], a_descriptor, b_descriptor, step == 0 ? keep : 1);
+    }
+  }
+}
+
+// Launched in clusters of Tile::kCluster blocks.
+// Epilogue: struct with Params, and static
+//   bool begin(params, position, acc, first_row, thread)   fills acc with C's old values (true), or
+//   leaves it (false: start at zero) void end(params, position, acc, first_row, thread)     stores
+//   the tile
+template <class Tile, Major kA, Major kB, class Epilogue>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    product_kernel(const __grid_constant__ CUtensorMap a_map,
+                   const __grid_constant__ CUtensorMap b_map, const ProductGrid grid,
+                   const typename Epilogue::Params params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int kStages = Tile::kStages;
+  extern __shared__ uint8_t raw_shared[];
+  // 128-byte swizzle repeats every 1024 bytes; the dynamic base is the same in every CTA, so the
+  // aligned one is too.
+  uint8_t* const shared = raw_shared + ((1024 - (shared_address(raw_shared) & 1023)) & 1023);
+  uint8_t* const a_tiles = shared;                                 // [stage][128 x 64]
+  uint8_t* const b_tiles = shared + kStages * Tile::kAStageBytes;  // [stage][kN x 64]
+  // Barriers of 8 bytes: a stage is full, a stage is empty.
+  const uint32_t full = shared_address(shared + kStages * Tile::kStageBytes);
+  const uint32_t empty = full + 8 * kStages;
+
+  const uint32_t rank = ptx::cluster_rank();
+  const int cta_m = static_cast<int>(rank) / Tile::kClusterN,
+            cta_n = static_cast<int>(rank) % Tile::kClusterN;
+  const int warpgroup = threadIdx.x / 128;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      ptx::barrier_init(full + 8 * i, 1);
+      // A stage is refilled once the consumers of all CTAs that receive this CTA's copies are done
+      // with it: its own, its row neighbours and its column neighbours.
+      ptx::barrier_init(empty + 8 * i, (Tile::kClusterM + Tile::kClusterN - 1) *
+                                           (Tile::kConsumers == Consumers::kTogether ? 2 : 1));
+    }
+    ptx::fence_barrier_init();
+  }
+  __syncwarp();
+  ptx::cluster_sync();
+
+  const int64_t n_tiles = grid.tiles();
+  const int64_t first_tile = blockIdx.x / Tile::kCluster;
+  const int64_t tile_step = gridDim.x / Tile::kCluster;
+
+  if (warpgroup == 0) {
+    registers_lower<40>();
+    if (threadIdx.x == 0) {
+      // A goes to the CTAs with this cta_m, B to those with this cta_n.
+      const uint16_t row_mask =
+          static_cast<uint16_t>(((1u << Tile::kClusterN) - 1) << (cta_m * Tile::kClusterN));
+      uint16_t column_mask = 0;
+      for (int i = 0; i < Tile::kClusterM; ++i)
+        column_mask |= static_cast<uint16_t>(1u << (i * Tile::kClusterN + cta_n));
+      int stage = 0;
+      uint32_t parity = 1;  // a fresh barrier's previous phase counts as complete
+      for (int64_t tile = first_tile; tile < n_tiles; tile += tile_step) {
+        const TilePosition at = locate<Tile>(grid, tile, cta_m, cta_n);
+        for (int block = 0; block < at.n_blocks; ++block) {
+          ptx::barrier_wait(empty + 8 * stage, parity);
+          ptx::barrier_expect(full + 8 * stage, Tile::kStageBytes);
+          const int k = (at.first_block + block) * Tile::kK;
+          uint8_t* const a = a_tiles + stage * Tile::kAStageBytes;
+          uint8_t* const b = b_tiles + stage * Tile::kBStageBytes;
+          // A in boxes of 64 of its 128 rows, each CTA of a row its share; B likewise along the
+          // column.
+          for (int half = cta_n; half < 2; half += Tile::kClusterN) {
+            const int m = at.m + half * 64;
+            tensor_load_multicast(a + half * (Tile::kAStageBytes / 2), &a_map,
+                                  kA == Major::kK ? k : m, kA == Major::kK ? m : k,
+                                  full + 8 * stage, row_mask);
+          }
+          if constexpr (kB == Major::kK) {
+            tensor_load_multicast(b + cta_m * (Tile::kBStageBytes / Tile::kClusterM), &b_map, k,
+                                  at.n + cta_m * (Tile::kN / Tile::kClusterM), full + 8 * stage,
+                                  column_mask);
+          } else {
+            // Strips of 64 columns by 64 k; each CTA brings its part of every strip's k.
+            constexpr int kRows = 64 / Tile::kClusterM;
+            for (int strip = 0; strip < Tile::kN / 64; ++strip) {
+              tensor_load_multicast(b + strip * 8192 + cta_m * kRows * 128, &b_map,
+                                    at.n + strip * 64, k + cta_m * kRows, full + 8 * stage,
+                                    column_mask);
+            }
+          }
+          if (++stage == kStages) stage = 0, parity ^= 1;
+        }
+      }
+    }
+  } else {
+    registers_raise<232>();
+    constexpr bool kInTurn = Tile::kConsumers == Consumers::kInTurn;
+    const int thread = threadIdx.x % 128;
+    const int first_row = kInTurn ? 0 : (warpgroup - 1) * 64;  // of the tile
+    const uint8_t* const my_a_tiles = a_tiles + first_row * 128;
+    // Threads 0 .. kCluster - 1 each release a stage at one CTA that copies to this one.
+    const bool sender = thread < Tile::kCluster &&
+                        (thread / Tile::kClusterN == cta_m || thread % Tile::kClusterN == cta_n);
+    int stage = 0;
+    uint32_t parity = 0;
+    int64_t turn = 0;
+    // The consumers multiply in strict turn: a phase parity cannot tell this lap of the ring from
+    // the one before the last, so no consumer may wait for a stage while the other still has the
+    // previous lap to take.
+    const int my_turn = warpgroup, other_turn = 3 - warpgroup;
+    if (kInTurn && warpgroup == 2) pass_turn(other_turn);
+    for (int64_t tile = first_tile; tile < n_tiles; tile += tile_step, ++turn) {
+      const TilePosition at = locate<Tile>(grid, tile, cta_m, cta_n);
+      if (kInTurn && (turn & 1) != warpgroup - 1) {
+        // The other consumer's tile: step over its stages.
+        stage += at.n_blocks;
+        if ((stage / kStages) & 1) parity ^= 1;
+        stage %= kStages;
+        continue;
+      }
+      float acc[Tile::kHalves][Tile::kN / 2];
+      int keep = Epilogue::begin(params, at, acc, first_row, thread) ? 1 : 0;
+#pragma unroll
+      for (int half = 0; half < Tile::kHalves; ++half) registers_settle(acc[half]);
+      if (kInTurn) await_turn(my_turn);
+      // The first block stands apart: a loop whose first trip starts from registers that loads
+      // wrote makes the assembler wait after every product (C7515).
+      ptx::barrier_wait(full + 8 * stage, parity);
+      wgmma_fence();
+      multiply_block<Tile, kA, kB>(acc, my_a_tiles + stage * Tile::kAStageBytes,
+                                   b_tiles + stage * Tile::kBStageBytes, keep);
+      wgmma_commit();
+      int previous = stage;
+      if (++stage == kStages) stage = 0, parity ^= 1;
+      for (int block = 1; block < at.n_blocks; ++block) {
+        ptx::barrier_wait(full + 8 * stage, parity);
+        wgmma_fence();
+        multiply_block<Tile, kA, kB>(acc, my_a_tiles + stage * Tile::kAStageBytes,
+                                     b_tiles + stage * Tile::kBStageBytes, 1);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (sender) barrier_arrive_remote(empty + 8 * previous, thread);
+        previous = stage;
+        if (++stage == kStages) stage = 0, parity ^= 1;
+      }
+      if (kInTurn) pass_turn(other_turn);
+      wgmma_wait<0>();
+      if (sender) barrier_arrive_remote(empty + 8 * previous, thread);
+      Epilogue::end(params, at, acc, first_row, thread);
+    }
+  }
+  __syncwarp();
+  ptx::cluster_sync();  // no CTA leaves while a neighbour may still signal it
+#endif
+}
+
+}  // namespace sm90
+}  // namespace ullage::cuda

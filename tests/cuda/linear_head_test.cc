@@ -1,0 +1,570 @@
+// The fused head on Hopper against the float64 oracle over the same stored numbers, and against
+// itself bit for bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "cuda/device_memory.h"
+#include "support/compare.h"
+#include "support/head_random.h"
+#include "ullage/lossk/cuda_linear_head.h"
+
+namespace ullage::test {
+namespace {
+
+using lossk::CudaLinearHeadOptions;
+
+double bf16(double value) { return BF16::from_float(static_cast<float>(value)).to_float(); }
+
+std::vector<uint16_t> stored(const std::vector<double>& values) {
+  std::vector<uint16_t> bits;
+  bits.reserve(values.size());
+  for (const double value : values)
+    bits.push_back(BF16::from_float(static_cast<float>(value)).bits);
+  return bits;
+}
+
+std::vector<double> widened(const std::vector<uint16_t>& bits) {
+  std::vector<double> values;
+  values.reserve(bits.size());
+  for (const uint16_t b : bits) values.push_back(BF16{b}.to_float());
+  return values;
+}
+
+struct RunOptions {
+  int64_t chunk = 0;
+  int64_t budget_bytes = 0;
+  bool gradients = true;
+  bool round_d_weight = false;
+  bool accumulate = false;  // over gradients of 0.5
+  bool capture = false;     // through a CUDA graph
+};
+
+struct RunResult {
+  Status planned = kHeadOk, ran = kHeadOk, checked = kHeadOk;
+  std::string mode;
+  int64_t n_chunks = 0, n_valid = 0;
+  std::vector<double> terms, total;
+  std::vector<float> token_loss, lse, log_prob;
+  std::vector<uint16_t> d_hidden;
+  std::vector<float> d_weight;             // f32
+  std::vector<uint16_t> d_weight_rounded;  // bf16
+};
+
+class DeviceVectors {
+ public:
+  VectorView floats(const std::vector<double>& values) {
+    if (values.empty()) return {};
+    held_.emplace_back(std::vector<float>(values.begin(), values.end()));
+    return {held_.back().data(), DType::kF32, static_cast<int64_t>(values.size()), 1};
+  }
+  IndexView ids(const std::vector<int64_t>& values) {
+    if (values.empty()) return {};
+    held_.emplace_back(values);
+    return {held_.back().data(), 8, static_cast<int64_t>(values.size()), 1};
+  }
+  std::span<const uint8_t> bytes(const std::vector<uint8_t>& values) {
+    if (values.empty()) return {};
+    held_.emplace_back(values);
+    return {held_.back().data<uint8_t>(), values.size()};
+  }
+
+ private:
+  std::vector<DeviceMemory> held_;
+};
+
+RunResult run(const HeadConfig& config, const HeadInputs& in, const RunOptions& options) {
+  RunResult result;
+  const int64_t n = in.shape.n_tok, d = in.shape.d_model, v = in.shape.vocab;
+  const lossk::Request request = {
+      .input_dtype = DType::kBF16,
+      .weight_dtype = DType::kBF16,
+      .grad_dtype = DType::kBF16,
+      .d_weight_dtype = options.round_d_weight ? DType::kBF16 : DType::kF32,
+      .d_hidden = options.gradients,
+      .d_weight = options.gradients};
+  const auto plan = lossk::plan_cuda_linear(
+      in.shape, config, request, {.budget_bytes = options.budget_bytes, .chunk = options.chunk});
+  result.planned = plan.status();
+  if (!plan) return result;
+  result.mode = plan->mode();
+  result.n_chunks = plan->n_chunks();
+
+  const DeviceMemory hidden(stored(in.hidden)), weight(stored(in.weight));
+  const std::vector<uint16_t> halves(static_cast<size_t>(std::max(n, v) * d),
+                                     BF16::from_float(0.5F).bits);
+  const std::vector<float> float_halves(static_cast<size_t>(v * d), 0.5F);
+  const auto buffer = [&](size_t elements, auto value) {
+    if (options.accumulate) return DeviceMemory(std::vector<decltype(value)>(elements, value));
+    return DeviceMemory(elements * sizeof value);
+  };
+  const uint16_t half_bits = BF16::from_float(0.5F).bits;
+  const DeviceMemory d_hidden = buffer(static_cast<size_t>(n * d), half_bits);
+  const DeviceMemory d_weight = options.round_d_weight
+                                    ? buffer(static_cast<size_t>(v * d), half_bits)
+                                    : buffer(static_cast<size_t>(v * d), 0.5F);
+  DeviceVectors held;
+  lossk::Inputs inputs;
+  inputs.hidden = {hidden.data(), DType::kBF16, n, d, d};
+  inputs.weight = {weight.data(), DType::kBF16, v, d, d};
+  inputs.labels = held.ids(in.labels);
+  inputs.token_weights = held.floats(in.token_weights);
+  inputs.class_weights = held.floats(in.class_weights);
+  inputs.mask = held.bytes(in.mask);
+  inputs.advantages = held.floats(in.advantages);
+  inputs.old_log_probs = held.floats(in.old_log_probs);
+  inputs.reference_log_probs = held.floats(in.reference_log_probs);
+  inputs.segments = held.ids(in.segments);
+  inputs.n_segments = in.n_segments;
+  inputs.pairs = held.ids(in.pairs);
+  inputs.upstream = in.upstream;
+  inputs.upstream_rows = held.floats(in.upstream_rows);
+
+  const size_t n_terms = config.terms.size(), rows = static_cast<size_t>(n);
+  const DeviceMemory terms(n_terms * 8), total(8), n_valid(8);
+  const DeviceMemory token_loss(rows * 4), lse(rows * 4), log_prob(rows * 4);
+  const auto vector = [&](const DeviceMemory& memory) {
+    return MutableVectorView{memory.data(), DType::kF32, n, 1};
+  };
+  lossk::Outputs outputs;
+  outputs.terms = {terms.data<double>(), n_terms};
+  outputs.total = total.data<double>();
+  outputs.n_valid = n_valid.data<int64_t>();
+  outputs.token_loss = vector(token_loss);
+  outputs.lse = vector(lse);
+  if (!in.labels.empty()) outputs.label_log_prob = vector(log_prob);
+  if (options.gradients) {
+    outputs.d_hidden = {d_hidden.data(), DType::kBF16, n, d, d};
+    outputs.d_weight = {d_weight.data(), request.d_weight_dtype, v, d, d};
+  }
+  outputs.accumulate = options.accumulate;
+
+  const DeviceMemory workspace(static_cast<size_t>(plan->workspace_bytes()));
+  const std::span<std::byte> work{workspace.data<std::byte>(), workspace.bytes()};
+  if (options.capture) {
+    cudaStream_t stream;
+    expect_cuda(cudaStreamCreate(&stream));
+    expect_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    result.ran = plan->run(stream, inputs, outputs, work);
+    cudaGraph_t graph;
+    expect_cuda(cudaStreamEndCapture(stream, &graph));
+    size_t nodes = 0;
+    expect_cuda(cudaGraphGetNodes(graph, nullptr, &nodes));
+    EXPECT_EQ(static_cast<int>(nodes), plan->launches());
+    cudaGraphExec_t executable;
+    expect_cuda(cudaGraphInstantiate(&executable, graph, 0));
+    expect_cuda(cudaGraphLaunch(executable, stream));
+    result.checked = plan->check(stream, work);
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  } else {
+    result.ran = plan->run(nullptr, inputs, outputs, work);
+    if (!result.ran.ok()) return result;
+    result.checked = plan->check(nullptr, work);
+  }
+  if (result.checked.code() == kCudaLaunchFailed) return result;
+  result.terms = terms.read<double>();
+  result.total = total.read<double>();
+  result.n_valid = n_valid.read<int64_t>()[0];
+  result.token_loss = token_loss.read<float>();
+  result.lse = lse.read<float>();
+  result.log_prob = log_prob.read<float>();
+  if (options.gradients) {
+    result.d_hidden = d_hidden.read<uint16_t>();
+    if (options.round_d_weight) {
+      result.d_weight_rounded = d_weight.read<uint16_t>();
+    } else {
+      result.d_weight = d_weight.read<float>();
+    }
+  }
+  return result;
+}
+
+// What the numbers may be off by. Per row, delta bounds a logit: a chain of d_model products of
+// exact bf16 factors, the tensor core's float32 additions truncating (2^-23 each). An exponential
+// is then off by (2 delta + 2^-21) relative, the stored one by 2^-8 more, and so is the hidden row
+// once scaled; the label's gradient is float32 throughout.
+struct Bounds {
+  std::vector<double> delta;  // [n]
+  double unit = 0x1p-23;
+
+  Bounds(const HeadInputs& in, double scale) {
+    const int64_t n = in.shape.n_tok, d = in.shape.d_model, v = in.shape.vocab;
+    for (int64_t i = 0; i < n; ++i) {
+      double largest = 0;
+      for (int64_t j = 0; j < v; ++j) {
+        double sum = 0;
+        for (int64_t k = 0; k < d; ++k)
+          sum += std::abs(in.hidden[i * d + k] * in.weight[j * d + k]);
+        largest = std::max(largest, sum);
+      }
+      delta.push_back(scale * largest * unit * static_cast<double>(d + 2));
+    }
+  }
+  double log_sum(int64_t row, double lse) const {
+    return 2 * delta[row] + 0x1p-18 + 0x1p-20 * std::abs(lse);
+  }
+};
+
+struct Case {
+  RandomHead head;
+  std::string where;
+};
+
+Case draw(Rng& rng, std::vector<LossTerm> terms, int64_t n, int64_t d, int64_t v) {
+  Case drawn{random_head(rng, n, d, v), ""};
+  HeadInputs& in = drawn.head.inputs;
+  drawn.head.config.terms = std::move(terms);
+  drawn.head.config.teachers.clear();
+  in.teachers.clear();
+  in.bias.clear();
+  in.adapter_a.clear();
+  in.adapter_b.clear();
+  in.n_segments = std::min<int64_t>(in.n_segments, n);
+  in.upstream = 0.75;
+  for (double& x : in.hidden) x = bf16(x);
+  for (double& x : in.weight) x = bf16(x);
+  for (auto* vector : {&in.token_weights, &in.class_weights, &in.advantages, &in.old_log_probs,
+                       &in.reference_log_probs}) {
+    for (double& x : *vector) x = static_cast<float>(x);
+  }
+  // Ratios on both sides of the clip bounds, none near one.
+  HeadConfig plain = drawn.head.config;
+  plain.terms = {{.name = "lp"}};
+  const std::vector<double> lp = reference::head_losses(plain, in).label_log_prob;
+  constexpr double kSteps[] = {-0.6, -0.1, 0.02, 0.1, 0.5};
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    for (size_t i = 0; i < lp.size(); ++i) {
+      in.old_log_probs[i] = static_cast<float>(lp[i] - kSteps[below(rng, 5)]);
+      in.reference_log_probs[i] = static_cast<float>(lp[i] + 0.3 * normal(rng));
+    }
+    if (distance_to_clip(drawn.head.config, in) > 1e-2) break;
+  }
+  std::string names;
+  for (const LossTerm& term : drawn.head.config.terms) names += term.name + " ";
+  drawn.where = names + std::to_string(n) + " x " + std::to_string(d) + " x " + std::to_string(v);
+  return drawn;
+}
+
+double worst_fraction = 0;
+
+void expect_close(const char* what, const std::vector<double>& actual,
+                  const std::vector<double>& expected, const std::vector<double>& bound,
+                  const std::string& where) {
+  const Comparison result = compare(actual, expected, [&](size_t i) { return bound[i]; });
+  EXPECT_TRUE(result.ok) << where << ", " << what << ": " << result.message;
+  worst_fraction = std::max(worst_fraction, result.fraction);
+}
+
+void expect_oracle(const Case& drawn, const RunOptions& options) {
+  const HeadInputs& in = drawn.head.inputs;
+  const RunResult actual = run(drawn.head.config, in, options);
+  ASSERT_TRUE(actual.planned.ok()) << drawn.where << ": " << actual.planned.to_string();
+  ASSERT_TRUE(actual.ran.ok()) << drawn.where << ": " << actual.ran.to_string();
+  ASSERT_TRUE(actual.checked.ok()) << drawn.where << ": " << actual.checked.to_string();
+  const HeadResult expected = reference::head_losses(drawn.head.config, in);
+  const double scale = drawn.head.config.options.logits_scale;
+  const Bounds bounds(in, scale);
+  const int64_t n = in.shape.n_tok, d = in.shape.d_model, v = in.shape.vocab;
+  EXPECT_EQ(actual.n_valid, expected.n_valid);
+
+  std::vector<double> row_bound, loss_bound;
+  double largest_row_bound = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const double lse = expected.lse.empty() ? 0 : expected.lse[i];
+    row_bound.push_back(bounds.log_sum(i, lse) + 0x1p-20 * std::abs(expected.label_log_prob[i]));
+    largest_row_bound = std::max(largest_row_bound, row_bound.back());
+    // Losses are smooth in lp and lse with slopes of at most about 2 |lse| + 4 here (weights of at
+    // most 2, ratios of at most e^0.6, kl slopes of at most 1), sequence terms with those of their
+    // neighbours.
+    const double slope = 16 + 4 * std::abs(lse) + 4 * std::abs(expected.label_log_prob[i]);
+    loss_bound.push_back(slope * row_bound.back() + 0x1p-19 * std::abs(expected.token_loss[i]));
+  }
+  // A segment's mean is off by what any of its rows is; a preference margin by what all of them
+  // are, times beta = 0.2.
+  double sequences = 0;
+  for (const LossTerm& term : drawn.head.config.terms) {
+    if (term.kind == LossKind::kGspo) sequences += 16 * largest_row_bound;
+    if (term.kind == LossKind::kDpo) sequences += 0.2 * largest_row_bound * static_cast<double>(n);
+  }
+  for (double& bound : loss_bound) bound += sequences;
+  const auto doubles = [](const std::vector<float>& values) {
+    return std::vector<double>(values.begin(), values.end());
+  };
+  expect_close("lse", doubles(actual.lse), expected.lse, row_bound, drawn.where);
+  expect_close("log_prob", doubles(actual.log_prob), expected.label_log_prob, row_bound,
+               drawn.where);
+  expect_close("token_loss", doubles(actual.token_loss), expected.token_loss, loss_bound,
+               drawn.where);
+  if (!options.gradients) return;
+
+  // How far a row's softmax coefficients may be off, relative, besides the stored roundings.
+  std::vector<double> hidden_bound(static_cast<size_t>(n * d), 0),
+      weight_bound(static_cast<size_t>(v * d), 0);
+  for (int64_t i = 0; i < n; ++i) {
+    const double* g = expected.d_logits.data() + i * v;
+    double total = 0;
+    for (int64_t j = 0; j < v; ++j) total += std::abs(g[j]);
+    const double relative = 16 * row_bound[i] + sequences;
+    for (int64_t j = 0; j < v; ++j) {
+      const bool label = j == in.labels[i];
+      const double soft = label ? 0 : std::abs(g[j]) * (0x1p-8 + relative + 0x1p-18);
+      const double hard = label ? std::abs(g[j]) * 0x1p-20 + total * (relative + 0x1p-20) : 0;
+      const double chain = std::abs(g[j]) * bounds.unit * static_cast<double>(v + n);
+      for (int64_t k = 0; k < d; ++k) {
+        hidden_bound[i * d + k] += (soft + hard + chain) * std::abs(in.weight[j * d + k]);
+        // The hidden row is rounded once more after scaling.
+        weight_bound[j * d + k] +=
+            (soft + hard + chain + (label ? 0 : std::abs(g[j]) * 0x1.02p-8)) *
+            std::abs(in.hidden[i * d + k]);
+      }
+    }
+  }
+  const double before = options.accumulate ? 0.5 : 0;
+  std::vector<double> d_hidden = expected.d_hidden, d_weight = expected.d_weight;
+  for (size_t i = 0; i < d_hidden.size(); ++i) {
+    d_hidden[i] += before;
+    hidden_bound[i] += 0x1p-8 * std::abs(d_hidden[i]) + 0x1p-130;
+  }
+  for (size_t i = 0; i < d_weight.size(); ++i) {
+    d_weight[i] += before;
+    weight_bound[i] +=
+        (options.round_d_weight ? 0x1.01p-8 : 0x1p-22) * std::abs(d_weight[i]) + 0x1p-130;
+  }
+  expect_close("d_hidden", widened(actual.d_hidden), d_hidden, hidden_bound, drawn.where);
+  expect_close("d_weight",
+               options.round_d_weight ? widened(actual.d_weight_rounded) : doubles(actual.d_weight),
+               d_weight, weight_bound, drawn.where);
+}
+
+class CudaLinearHead : public testing::Test {
+ protected:
+  void SetUp() override {
+    ULLAGE_SKIP_WITHOUT_DEVICE();
+    int major = 0;
+    expect_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    if (major != 9)
+      GTEST_SKIP() << "the fused head needs Hopper, this device has capability " << major;
+  }
+  static void TearDownTestSuite() {
+    std::printf("the largest error used %.3f of its bound\n", worst_fraction);
+  }
+  Rng rng{test_seed()};
+};
+
+std::vector<LossTerm> named(std::vector<LossTerm> terms) {
+  for (size_t i = 0; i < terms.size(); ++i) terms[i].name = "term" + std::to_string(i);
+  return terms;
+}
+
+const std::vector<std::vector<LossTerm>>& mixes() {
+  static const std::vector<std::vector<LossTerm>> all = {
+      named({{}}),
+      named({{.kind = LossKind::kZLoss, .weight = 0.1}}),
+      named({{.weight = 0.5}, {.kind = LossKind::kZLoss, .weight = 0.01, .mask = RowMask::kNone}}),
+      named({{.kind = LossKind::kGrpo,
+              .kl_beta = 0.04,
+              .normalizer = PolicyNormalizer::kSequenceMeans}}),
+      named({{.kind = LossKind::kCispo, .weight = 2}, {.weight = 0}}),
+      named({{.kind = LossKind::kGspo}, {.kind = LossKind::kZLoss, .weight = 1e-3}}),
+      named({{.kind = LossKind::kDpo, .beta = 0.2}, {.weight = 0.3}}),
+      named({{},
+             {.kind = LossKind::kZLoss, .weight = 0.1},
+             {.kind = LossKind::kGrpo, .epsilon_high = 0.28}}),
+  };
+  return all;
+}
+
+TEST_F(CudaLinearHead, EveryMixAgreesWithTheOracle) {
+  for (const auto& mix : mixes()) {
+    expect_oracle(draw(rng, mix, 70, 64, 501), {});
+    expect_oracle(draw(rng, mix, 300, 72, 211), {.chunk = 256});
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(CudaLinearHead, EdgesOfTilesAndOddVocabularies) {
+  const std::vector<LossTerm> mix = mixes()[2];
+  for (const int64_t n : {1, 2, 63, 64, 65, 127, 129, 255, 257}) {
+    expect_oracle(draw(rng, mix, n, 8 * (1 + below(rng, 20)), 1 + below(rng, 600)), {});
+  }
+  for (const int64_t v : {1, 2, 31, 127, 191, 192, 193, 255, 257, 383, 385, 8003}) {
+    expect_oracle(draw(rng, mix, 5, 24, v), {});
+  }
+  for (const int64_t d : {8, 56, 64, 72, 256, 264, 576})
+    expect_oracle(draw(rng, mix, 33, d, 300), {});
+}
+
+TEST_F(CudaLinearHead, AccumulatesAndRoundsOnce) {
+  const std::vector<LossTerm> mix = mixes()[0];
+  for (const bool round : {false, true}) {
+    for (const bool accumulate : {false, true}) {
+      expect_oracle(draw(rng, mix, 300, 64, 301),
+                    {.chunk = 256, .round_d_weight = round, .accumulate = accumulate});
+    }
+  }
+  expect_oracle(draw(rng, mix, 40, 64, 301), {.gradients = false});
+}
+
+// A budget that holds no f32 d_weight: strips of 768 columns, several of them, the last ragged.
+TEST_F(CudaLinearHead, StripsAgreeWithTheOracleAndWithChunks) {
+  for (const size_t mix : {0, 2, 3, 7}) {
+    for (const bool accumulate : {false, true}) {
+      const Case drawn = draw(rng, mixes()[mix], 300, 72, 5001);
+      const RunOptions options = {
+          .budget_bytes = 1400000, .round_d_weight = true, .accumulate = accumulate};
+      const RunResult strips = run(drawn.head.config, drawn.head.inputs, options);
+      ASSERT_TRUE(strips.planned.ok()) << strips.planned.to_string();
+      ASSERT_EQ(strips.mode, "strip");
+      expect_oracle(drawn, options);
+      const RunResult chunks = run(drawn.head.config, drawn.head.inputs,
+                                   {.round_d_weight = true, .accumulate = accumulate});
+      EXPECT_EQ(chunks.mode, "chunk");
+      EXPECT_EQ(strips.d_weight_rounded, chunks.d_weight_rounded);
+      EXPECT_EQ(strips.lse, chunks.lse);
+    }
+  }
+  Case shifted = draw(rng, mixes()[0], 40, 64, 3000);
+  for (int64_t i = 0; i < 40; ++i) shifted.head.inputs.hidden[i * 64] = 1;
+  for (int64_t j = 0; j < 3000; ++j) shifted.head.inputs.weight[j * 64] = j % 300 == 17 ? 150 : 0;
+  for (int64_t i = 0; i < 40; i += 2) shifted.head.inputs.labels[i] = 17 + 300 * (i % 10);
+  expect_oracle(shifted, {.budget_bytes = 700000, .round_d_weight = true});
+}
+
+void expect_same_bits(const RunResult& a, const RunResult& b, const std::string& where) {
+  EXPECT_EQ(a.terms, b.terms) << where;
+  EXPECT_EQ(a.total, b.total) << where;
+  EXPECT_EQ(a.token_loss, b.token_loss) << where;
+  EXPECT_EQ(a.lse, b.lse) << where;
+  EXPECT_EQ(a.log_prob, b.log_prob) << where;
+  EXPECT_EQ(a.d_hidden, b.d_hidden) << where;
+  EXPECT_EQ(a.d_weight, b.d_weight) << where;
+}
+
+TEST_F(CudaLinearHead, TheSameBitsForEveryChunkRunAndGraph) {
+  for (const size_t mix : {2, 5, 7}) {
+    const Case drawn = draw(rng, mixes()[mix], 1100, 128, 1503);
+    const RunResult whole = run(drawn.head.config, drawn.head.inputs, {.chunk = 2048});
+    ASSERT_TRUE(whole.checked.ok()) << whole.checked.to_string();
+    ASSERT_EQ(whole.n_chunks, 1);
+    for (const int64_t chunk : {256, 512, 768}) {
+      const RunResult part = run(drawn.head.config, drawn.head.inputs, {.chunk = chunk});
+      EXPECT_EQ(part.mode, mix == 5 ? "chunk_two_pass" : "chunk");
+      expect_same_bits(whole, part, "chunk " + std::to_string(chunk));
+    }
+    expect_same_bits(whole, run(drawn.head.config, drawn.head.inputs, {.chunk = 2048}), "again");
+    expect_same_bits(
+        whole, run(drawn.head.config, drawn.head.inputs, {.chunk = 512, .capture = true}), "graph");
+  }
+}
+
+// A row's bits do not depend on its neighbours.
+TEST_F(CudaLinearHead, TheSameBitsInEveryBatch) {
+  const Case drawn = draw(rng, named({{.divisor = 7}}), 300, 64, 700);
+  const RunResult all = run(drawn.head.config, drawn.head.inputs, {});
+  for (const int64_t first : {0, 1, 129, 299}) {
+    HeadInputs in = drawn.head.inputs;
+    in.shape.n_tok = 1;
+    const auto cut = [&](auto& values, int64_t width) {
+      if (values.empty()) return;
+      values = {values.begin() + first * width, values.begin() + (first + 1) * width};
+    };
+    cut(in.hidden, 64);
+    cut(in.labels, 1);
+    cut(in.token_weights, 1);
+    in.segments.clear();
+    in.pairs.clear();
+    in.mask.clear();
+    in.n_segments = 0;
+    in.advantages.clear();
+    in.old_log_probs.clear();
+    in.reference_log_probs.clear();
+    const RunResult one = run(drawn.head.config, in, {});
+    ASSERT_TRUE(one.checked.ok()) << one.planned.to_string() << one.ran.to_string();
+    EXPECT_EQ(one.token_loss[0], all.token_loss[first]);
+    EXPECT_EQ(one.lse[0], all.lse[first]);
+    EXPECT_TRUE(
+        std::equal(one.d_hidden.begin(), one.d_hidden.end(), all.d_hidden.begin() + first * 64));
+  }
+}
+
+TEST_F(CudaLinearHead, IgnoredRowsAreNeverHeard) {
+  Case drawn = draw(rng, named({{}, {.kind = LossKind::kZLoss, .weight = 0.1}}), 300, 64, 700);
+  HeadInputs& in = drawn.head.inputs;
+  const RunResult clean = run(drawn.head.config, in, {});
+  for (int64_t i = 0; i < 300; ++i) {
+    if (in.labels[i] >= 0) continue;
+    for (int64_t k = 0; k < 64; ++k) in.hidden[i * 64 + k] = k % 2 ? NAN : INFINITY;
+  }
+  const RunResult poisoned = run(drawn.head.config, in, {});
+  EXPECT_TRUE(poisoned.checked.ok()) << poisoned.checked.to_string();
+  expect_same_bits(clean, poisoned, "poisoned");
+  for (int64_t i = 0; i < 300; ++i) {
+    if (in.labels[i] >= 0) continue;
+    EXPECT_EQ(poisoned.token_loss[i], 0);
+    for (int64_t k = 0; k < 64; ++k) ASSERT_EQ(poisoned.d_hidden[i * 64 + k], 0);
+  }
+}
+
+TEST_F(CudaLinearHead, FaultsAreReported) {
+  Case drawn = draw(rng, named({{}}), 20, 64, 50);
+  HeadInputs in = drawn.head.inputs;
+  in.labels[7] = 50;
+  EXPECT_EQ(run(drawn.head.config, in, {}).checked.code(), kLossTargetOutOfRange);
+  in = drawn.head.inputs;
+  in.weight[3 * 64] = NAN;
+  const RunResult nan = run(drawn.head.config, in, {});
+  EXPECT_EQ(nan.checked.code(), kCudaNonFinite);
+  EXPECT_TRUE(std::isnan(nan.total[0]));
+}
+
+// Logits far from zero: every tile shifted alike (an offset of 100), and tiles shifted differently
+// (some columns at 150).
+TEST_F(CudaLinearHead, LargeOffsetsTakeAShift) {
+  for (const bool everywhere : {true, false}) {
+    Case drawn = draw(rng, named({{}, {.kind = LossKind::kZLoss, .weight = 1e-4}}), 130, 64, 900);
+    HeadInputs& in = drawn.head.inputs;
+    for (int64_t i = 0; i < 130; ++i) in.hidden[i * 64] = 1;
+    for (int64_t j = 0; j < 900; ++j) {
+      in.weight[j * 64] = everywhere ? 100 : (j % 300 == 17 ? 150 : 0);
+      if (!everywhere && j % 300 == 17) in.labels[j % 130] = j;
+    }
+    expect_oracle(drawn, {});
+  }
+}
+
+// A bf16 accumulator stalls at half of the truth here (256 partial sums of the same small number).
+TEST_F(CudaLinearHead, LongSumsDoNotStall) {
+  constexpr int64_t kRows = 4096, kWidth = 64, kVocab = 32768;
+  HeadInputs in;
+  in.shape = {kRows, kWidth, kVocab};
+  in.hidden.assign(kRows * kWidth, 1);
+  in.weight.assign(kVocab * kWidth, 0);
+  in.labels.assign(kRows, 0);
+  HeadConfig config;
+  config.terms = {{.name = "ce", .divisor = 1}};
+  const RunResult result = run(config, in, {.chunk = 512});
+  ASSERT_TRUE(result.checked.ok()) << result.checked.to_string();
+  for (int64_t j = 0; j < kVocab; ++j) {
+    for (int64_t k = 0; k < kWidth; ++k) {
+      ASSERT_EQ(result.d_weight[j * kWidth + k], j == 0 ? -4095.875F : 0.125F) << j;
+    }
+  }
+}
+
+TEST_F(CudaLinearHead, NoRowsGiveZeroGradients) {
+  HeadInputs in;
+  in.shape = {0, 64, 100};
+  in.weight.assign(6400, 1);
+  HeadConfig config;
+  config.terms = {{.name = "z", .kind = LossKind::kZLoss}};
+  const RunResult result = run(config, in, {});
+  ASSERT_TRUE(result.ran.ok()) << result.planned.to_string() << result.ran.to_string();
+  EXPECT_EQ(result.total[0], 0);
+  for (const float g : result.d_weight) ASSERT_EQ(g, 0);
+}
+
+}  // namespace
+}  // namespace ullage::test

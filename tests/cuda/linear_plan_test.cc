@@ -1,0 +1,89 @@
+// Plans of the fused head, made where there is no GPU.
+#include <gtest/gtest.h>
+
+#include "ullage/lossk/cuda_linear_head.h"
+
+namespace ullage::lossk {
+namespace {
+
+HeadConfig cross_entropy() {
+  HeadConfig config;
+  config.terms = {{.name = "cross_entropy"}};
+  return config;
+}
+
+Request training(DType d_weight = DType::kF32) {
+  return {.input_dtype = DType::kBF16,
+          .weight_dtype = DType::kBF16,
+          .grad_dtype = DType::kBF16,
+          .d_weight_dtype = d_weight,
+          .d_hidden = true,
+          .d_weight = true};
+}
+
+TEST(CudaLinearPlan, StaysWithinTheBudgetAndBooksEveryByte) {
+  for (const Shape& shape :
+       {Shape{2048, 4096, 151936}, Shape{8192, 1024, 151936}, Shape{8192, 4096, 128256},
+        Shape{8192, 2304, 256000}, Shape{1, 8, 1}, Shape{8193, 576, 50257}}) {
+    const auto plan = plan_cuda_linear(shape, cross_entropy(), training(), {});
+    ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+    EXPECT_LE(plan->workspace_bytes(), int64_t{512} << 20);
+    int64_t booked = 0;
+    for (const Booking& booking : plan->bookings()) booked += booking.bytes;
+    EXPECT_EQ(booked, plan->workspace_bytes());
+    EXPECT_EQ(plan->n_chunks(), (shape.n_tok + plan->chunk() - 1) / plan->chunk());
+    EXPECT_EQ(plan->mode(), "chunk");
+  }
+}
+
+TEST(CudaLinearPlan, CountsOperationsAndLaunches) {
+  const auto one = plan_cuda_linear({256, 64, 1000}, cross_entropy(), training(), {});
+  ASSERT_TRUE(one.ok());
+  EXPECT_EQ(one->operations(), 6.0 * 256 * 64 * 1000);
+  EXPECT_EQ(one->launches(), 9);
+  HeadConfig gspo;
+  gspo.terms = {{.name = "gspo", .kind = LossKind::kGspo}};
+  const auto two = plan_cuda_linear({600, 64, 1000}, gspo, training(), {.chunk = 256});
+  ASSERT_TRUE(two.ok()) << two.status().to_string();
+  EXPECT_EQ(two->mode(), "chunk_two_pass");
+  EXPECT_EQ(two->operations(), 8.0 * 600 * 64 * 1000);
+}
+
+// The f32 sum of such a d_weight is 2.3 GiB: by default it never exists.
+TEST(CudaLinearPlan, CutsTheVocabularyForARoundedWeightGradient) {
+  const Shape shape{8192, 4096, 151936};
+  const auto strips = plan_cuda_linear(shape, cross_entropy(), training(DType::kBF16), {});
+  ASSERT_TRUE(strips.ok()) << strips.status().to_string();
+  EXPECT_EQ(strips->mode(), "strip");
+  EXPECT_LE(strips->workspace_bytes(), int64_t{512} << 20);
+  EXPECT_EQ(strips->operations(), 8.0 * 8192 * 4096 * 151936);
+  const auto chunks = plan_cuda_linear(shape, cross_entropy(), training(DType::kBF16),
+                                       {.budget_bytes = int64_t{4} << 30});
+  ASSERT_TRUE(chunks.ok());
+  EXPECT_EQ(chunks->mode(), "chunk");
+}
+
+TEST(CudaLinearPlan, RefusesWhatItDoesNotTake) {
+  const Shape shape{2048, 4096, 151936};
+  EXPECT_EQ(plan_cuda_linear(shape, cross_entropy(), training(), {.budget_bytes = 1 << 20})
+                .status()
+                .code(),
+            kLossBadChunk);
+  EXPECT_EQ(plan_cuda_linear(shape, cross_entropy(), training(), {.chunk = 100}).status().code(),
+            kLossBadChunk);
+  HeadConfig capped = cross_entropy();
+  capped.options.softcap = 30;
+  EXPECT_EQ(plan_cuda_linear(shape, capped, training(), {}).status().code(), kHeadUnknownKind);
+  Request f32 = training();
+  f32.weight_dtype = DType::kF32;
+  EXPECT_EQ(plan_cuda_linear(shape, cross_entropy(), f32, {}).status().code(), kHeadBadDtype);
+  EXPECT_EQ(plan_cuda_linear({2048, 100, 1000}, cross_entropy(), training(), {}).status().code(),
+            kHeadShapeMismatch);
+  CudaLinearHeadOptions ampere;
+  ampere.device.compute_capability = 80;
+  EXPECT_EQ(plan_cuda_linear(shape, cross_entropy(), training(), ampere).status().code(),
+            kCudaUnsupportedDevice);
+}
+
+}  // namespace
+}  // namespace ullage::lossk
