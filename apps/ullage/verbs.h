@@ -12,6 +12,7 @@ namespace ullage::apps {
   X(exec)               \
   X(functions)          \
   X(head_loss)          \
+  X(kernels)            \
   X(loss)               \
   X(plan)               \
   X(probe)
