@@ -118,7 +118,10 @@ void from_logits(benchmark::State& state, HeadConfig config, Shape shape, DType 
     return MutableMatrixView{m.get(), dtype, shape.n_tok, shape.vocab, shape.vocab};
   };
   in.logits = matrix(logits);
-  if (distils) in.teachers = {{.logits = matrix(teacher)}};
+  if (distils) {
+    in.teachers.resize(1);
+    in.teachers[0].logits = matrix(teacher);
+  }
   std::memcpy(teacher.get(), source.get(), static_cast<size_t>(bytes));
   double total = 0;
   Outputs out;
