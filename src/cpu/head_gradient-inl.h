@@ -16,7 +16,7 @@ namespace ullage::cpu::HWY_NAMESPACE {
 template <class T, class Term>
 HWY_INLINE void row_update(int64_t n, bool add, T* g, Term&& term) {
   const RowTag<T> d;
-  for_each_vector(d, n, [&](int64_t j, int64_t count) HWY_ATTR {
+  for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
     auto value = term(j, count);
     if (add) value = hn::Add(load_some(d, g + j, count, T(0)), value);
     store_some(d, value, g + j, count);
@@ -28,7 +28,7 @@ void label_gradient(const T* u, const RowSoftmax<T>& student, T p_gain, T u_gain
                     bool add, int64_t n, T* g) {
   const RowTag<T> d;
   const auto v_p = hn::Set(d, p_gain), v_u = hn::Set(d, u_gain);
-  row_update(n, add, g, [&](int64_t j, int64_t count) HWY_ATTR {
+  row_update(n, add, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
     auto value = hn::Mul(v_p, LogProbabilities<T>(u, student, j, count).probability);
     if (u_gain != 0) {
       value = hn::Sub(value, w ? hn::Mul(v_u, load_some(d, w + j, count, T(0))) : v_u);
@@ -47,14 +47,14 @@ void divergence_gradient(lossk::Divergence kind, const T* u, const RowSoftmax<T>
   switch (kind) {
     case lossk::Divergence::kCrossEntropy:
     case lossk::Divergence::kForwardKl:  // q - p
-      row_update(n, true, g, [&](int64_t j, int64_t count) HWY_ATTR {
+      row_update(n, true, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
         const Row p(t, teacher, j, count), q(u, student, j, count);
         return hn::Mul(v_gain, hn::Sub(q.probability, p.probability));
       });
       return;
     case lossk::Divergence::kReverseKl: {  // q (ln(q / p) - loss)
       const auto loss = hn::Set(d, static_cast<T>(at.loss));
-      row_update(n, true, g, [&](int64_t j, int64_t count) HWY_ATTR {
+      row_update(n, true, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
         const Row p(t, teacher, j, count), q(u, student, j, count);
         const auto excess = hn::Sub(hn::Sub(q.log, p.log), loss);
         return hn::Mul(v_gain, mass_times(d, q.probability, excess));
@@ -65,7 +65,7 @@ void divergence_gradient(lossk::Divergence kind, const T* u, const RowSoftmax<T>
       const auto v_beta = hn::Set(d, beta);
       const auto student_gain = hn::Set(d, gain * (T(1) - beta));
       const auto student_part = hn::Set(d, static_cast<T>(at.student_part));
-      row_update(n, true, g, [&](int64_t j, int64_t count) HWY_ATTR {
+      row_update(n, true, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
         const Row p(t, teacher, j, count), q(u, student, j, count);
         const auto m = mixture(d, p.probability, q.probability, v_beta);
         const auto excess = hn::Sub(log(d, hn::Div(q.probability, m)), student_part);
@@ -80,7 +80,7 @@ template <class T>
 void softcap_slope(const T* u, T softcap, int64_t n, T* g) {
   const RowTag<T> d;
   const auto inverse = hn::Set(d, T(1) / softcap), one = hn::Set(d, T(1));
-  for_each_vector(d, n, [&](int64_t j, int64_t count) HWY_ATTR {
+  for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
     const auto y = hn::Mul(load_some(d, u + j, count, T(0)), inverse);
     const auto slope = hn::Sub(one, hn::Mul(y, y));
     store_some(d, hn::Mul(load_some(d, g + j, count, T(0)), slope), g + j, count);
@@ -92,12 +92,12 @@ template <class T, class Out, class Value>
 HWY_INLINE void store_row(int64_t n, Out* out, bool accumulate, Value&& value) {
   const RowTag<T> d;
   if (accumulate) {
-    for_each_vector(d, n, [&](int64_t j, int64_t count) HWY_ATTR {
+    for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
       const auto old = load_some(d, out + j, count, T(0));
       store_some(d, hn::Add(old, value(j, count)), out + j, count);
     });
   } else {
-    for_each_vector(d, n, [&](int64_t j, int64_t count) HWY_ATTR {
+    for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
       store_some(d, value(j, count), out + j, count);
     });
   }

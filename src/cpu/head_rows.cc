@@ -14,8 +14,8 @@ template <class T>
 void prepare(const void* z, DType dtype, const T* bias, T softcap, int64_t n, T* u) {
   const RowTag<T> d;
   const auto cap = hn::Set(d, softcap);
-  visit_storage(z, dtype, [&](const auto* from) HWY_ATTR {
-    for_each_vector(d, n, [&](int64_t j, int64_t count) HWY_ATTR {
+  visit_storage(z, dtype, [&](const auto* from) ULLAGE_INLINE_LAMBDA {
+    for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
       auto x = load_some(d, from + j, count, T(0));
       if (bias) x = hn::Add(x, load_some(d, bias + j, count, T(0)));
       if (softcap != 0) x = hn::Mul(cap, tanh(d, hn::Div(x, cap)));
@@ -27,13 +27,13 @@ void prepare(const void* z, DType dtype, const T* bias, T softcap, int64_t n, T*
 template <class T>
 int64_t argmax(const void* z, DType dtype, const T* bias, int64_t n) {
   const RowTag<T> d;
-  return visit_storage(z, dtype, [&](const auto* from) HWY_ATTR {
-    const auto value = [&](int64_t j, int64_t count) HWY_ATTR {
+  return visit_storage(z, dtype, [&](const auto* from) ULLAGE_INLINE_LAMBDA {
+    const auto value = [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
       const auto x = load_some(d, from + j, count, -std::numeric_limits<T>::infinity());
       return bias ? hn::Add(x, load_some(d, bias + j, count, T(0))) : x;
     };
     auto largest = hn::Set(d, -std::numeric_limits<T>::infinity());
-    for_each_vector(d, n, [&](int64_t j, int64_t count) HWY_ATTR {
+    for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
       largest = hn::Max(largest, value(j, count));
     });
     largest = hn::MaxOfLanes(d, largest);
@@ -48,7 +48,7 @@ int64_t argmax(const void* z, DType dtype, const T* bias, int64_t n) {
 
 template <class T>
 RowSum exponentials(const void* u, DType dtype, T scale, int64_t n, T* e, T* block_max) {
-  return visit_storage(u, dtype, [&](const auto* from) HWY_ATTR {
+  return visit_storage(u, dtype, [&](const auto* from) ULLAGE_INLINE_LAMBDA {
     return e ? row_exponentials<true>(from, scale, n, e, block_max)
              : row_exponentials<false>(from, scale, n, e, block_max);
   });
@@ -58,13 +58,13 @@ template <class T>
 void scale_exponentials(const T* e, const T* block_max, const RowSoftmax<T>& student, T gain,
                         int64_t n, DType dtype, void* out, bool accumulate) {
   const RowTag<T> d;
-  visit_storage(out, dtype, [&](auto* to) HWY_ATTR {
+  visit_storage(out, dtype, [&](auto* to) ULLAGE_INLINE_LAMBDA {
     for (int64_t begin = 0; begin < n; begin += kRowBlock) {
       // q_j = e_j * exp(scale * (block_max - max)) / sum; the exponent is <= 0.
       const T shift = student.scale * (block_max[begin / kRowBlock] - student.max);
       const auto factor = hn::Set(d, gain * (std::exp(shift) * student.inverse_sum));
       store_row<T>(std::min(kRowBlock, n - begin), to + begin, accumulate,
-                   [&](int64_t j, int64_t count) HWY_ATTR {
+                   [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
                      return hn::Mul(factor, load_some(d, e + begin + j, count, T(0)));
                    });
     }
@@ -74,8 +74,8 @@ void scale_exponentials(const T* e, const T* block_max, const RowSoftmax<T>& stu
 template <class T>
 void store(const T* g, int64_t n, DType dtype, void* out, bool accumulate) {
   const RowTag<T> d;
-  visit_storage(out, dtype, [&](auto* to) HWY_ATTR {
-    store_row<T>(n, to, accumulate, [&](int64_t j, int64_t count) HWY_ATTR {
+  visit_storage(out, dtype, [&](auto* to) ULLAGE_INLINE_LAMBDA {
+    store_row<T>(n, to, accumulate, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
       return load_some(d, g + j, count, T(0));
     });
   });
@@ -85,7 +85,7 @@ template <class T>
 void add(const T* x, int64_t n, T* sum) {
   const RowTag<T> d;
   row_update(n, true, sum,
-             [&](int64_t j, int64_t count) HWY_ATTR { return load_some(d, x + j, count, T(0)); });
+             [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA { return load_some(d, x + j, count, T(0)); });
 }
 
 template <class T>

@@ -16,14 +16,16 @@
 HWY_BEFORE_NAMESPACE();
 namespace ullage::cpu::HWY_NAMESPACE {
 
-// e_j = exp(scale * (u_j - anchor)) for one block, and their sum. In-place is fine.
+// e_j = exp(scale * (u_j - anchor)) for one block, and their sum. In-place is fine. Meanwhile the
+// next block comes from memory: the sweep for its maximum would wait for it.
 template <bool kKeep, class T, class In>
 HWY_INLINE double block_exponentials(const In* u, T anchor, T scale, int64_t n, T* e) {
   const RowTag<T> d;
   const auto v_anchor = hn::Set(d, anchor), v_scale = hn::Set(d, scale);
-  return static_cast<double>(sum_row<1>(d, n, [&](int64_t j, int64_t count) HWY_ATTR {
+  return static_cast<double>(sum_row<1>(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
     const auto x = load_some(d, u + j, count, anchor);
-    const auto y = exp(d, hn::Mul(v_scale, hn::Sub(x, v_anchor)));
+    hwy::Prefetch(u + j + kRowBlock);
+    const auto y = exp_to_one(d, hn::Mul(v_scale, hn::Sub(x, v_anchor)));
     if constexpr (kKeep) store_some(d, y, e + j, count);
     return std::array{y};
   })[0]);
@@ -61,8 +63,7 @@ HWY_INLINE double row_sum(int64_t n, Term&& term) {
   double total = 0;
   for (int64_t begin = 0; begin < n; begin += kRowBlock) {
     const auto sum = sum_row<1>(d, std::min(kRowBlock, n - begin),
-                                [&](int64_t j, int64_t count)
-                                    HWY_ATTR { return std::array{term(begin + j, count)}; });
+                                [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA { return std::array{term(begin + j, count)}; });
     total += static_cast<double>(sum[0]);
   }
   return total;
@@ -72,7 +73,7 @@ template <class T>
 double weighted_distance(const T* u, const T* w, T max, int64_t n) {
   const RowTag<T> d;
   const auto v_max = hn::Set(d, max);
-  return row_sum<T>(n, [&](int64_t j, int64_t count) HWY_ATTR {
+  return row_sum<T>(n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
     const auto distance = hn::Sub(load_some(d, u + j, count, max), v_max);
     if (w == nullptr) return distance;
     const auto weight = load_some(d, w + j, count, T(0));
@@ -91,14 +92,14 @@ struct LogProbabilities {
     const V x = load_some(d, u + j, count, -std::numeric_limits<T>::infinity());
     const V a = hn::Mul(hn::Set(d, softmax.scale), hn::Sub(x, hn::Set(d, softmax.max)));
     log = hn::Sub(a, hn::Set(d, softmax.log_sum));
-    probability = hn::Mul(exp(d, a), hn::Set(d, softmax.inverse_sum));
+    probability = hn::Mul(exp_to_one(d, a), hn::Set(d, softmax.inverse_sum));
   }
 };
 
 template <class T>
 double entropy(const T* u, const RowSoftmax<T>& student, int64_t n) {
   const RowTag<T> d;
-  return -row_sum<T>(n, [&](int64_t j, int64_t count) HWY_ATTR {
+  return -row_sum<T>(n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
     const LogProbabilities<T> q(u, student, j, count);
     return hn::IfThenZeroElse(hn::Eq(q.probability, hn::Zero(d)), hn::Mul(q.probability, q.log));
   });
@@ -124,21 +125,21 @@ RowDivergence divergence(lossk::Divergence kind, const T* u, const RowSoftmax<T>
   switch (kind) {
     case lossk::Divergence::kCrossEntropy:
       return {-row_sum<T>(n,
-                          [&](int64_t j, int64_t count) HWY_ATTR {
+                          [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
                             const Row p(t, teacher, j, count), q(u, student, j, count);
                             return mass_times(d, p.probability, q.log);
                           }),
               0};
     case lossk::Divergence::kForwardKl:
       return {row_sum<T>(n,
-                         [&](int64_t j, int64_t count) HWY_ATTR {
+                         [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
                            const Row p(t, teacher, j, count), q(u, student, j, count);
                            return mass_times(d, p.probability, hn::Sub(p.log, q.log));
                          }),
               0};
     case lossk::Divergence::kReverseKl:
       return {row_sum<T>(n,
-                         [&](int64_t j, int64_t count) HWY_ATTR {
+                         [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
                            const Row p(t, teacher, j, count), q(u, student, j, count);
                            return mass_times(d, q.probability, hn::Sub(q.log, p.log));
                          }),
@@ -148,8 +149,8 @@ RowDivergence divergence(lossk::Divergence kind, const T* u, const RowSoftmax<T>
   }
   const auto v_beta = hn::Set(d, beta);
   // KL(x | m) for x = p and x = q.
-  const auto part = [&](bool of_teacher) HWY_ATTR {
-    return row_sum<T>(n, [&](int64_t j, int64_t count) HWY_ATTR {
+  const auto part = [&](bool of_teacher) ULLAGE_INLINE_LAMBDA {
+    return row_sum<T>(n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
       const Row p(t, teacher, j, count), q(u, student, j, count);
       const auto m = mixture(d, p.probability, q.probability, v_beta);
       const auto x = of_teacher ? p.probability : q.probability;

@@ -10,6 +10,11 @@
 #include "cpu/row_math-inl.h"
 #include "cpu/storage.h"
 
+// For lambdas over lanes: with two callers (whole vectors, the row's end) GCC would call them, and
+// pass vectors through memory.
+#undef ULLAGE_INLINE_LAMBDA
+#define ULLAGE_INLINE_LAMBDA HWY_ATTR __attribute__((always_inline))
+
 HWY_BEFORE_NAMESPACE();
 namespace ullage::cpu::HWY_NAMESPACE {
 
@@ -74,7 +79,7 @@ HWY_INLINE void store_some(D d, V value, Stored* to, int64_t count) {
 // visit(pointer of the storage type).
 template <class Void, class Visit>
 HWY_INLINE auto visit_storage(Void* data, DType dtype, Visit&& visit) {
-  const auto as = [&]<class Stored>(Stored) HWY_ATTR {
+  const auto as = [&]<class Stored>(Stored) ULLAGE_INLINE_LAMBDA {
     using Pointer = std::conditional_t<std::is_const_v<Void>, const Stored*, Stored*>;
     return visit(static_cast<Pointer>(data));
   };
@@ -89,6 +94,29 @@ HWY_INLINE auto visit_storage(Void* data, DType dtype, Visit&& visit) {
       break;
   }
   return as(F16{});
+}
+
+// e^x for x <= 0 (or above 0 by a rounding): the exponential of a softmax. The bits of `exp`, but 0
+// where that would be subnormal; no clamps, and 2^n goes straight into the exponent: half the
+// instructions. NaN stays NaN.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp_to_one(D d, V x) {
+  using T = hn::TFromD<D>;
+  using C = MathConstants<T>;
+  const hn::RebindToUnsigned<D> du;
+  const V magic = hn::Set(d, C::kRoundingMagic);
+  const V shifted = fma(d, x, hn::Set(d, C::kLog2E), magic);
+  const V n = hn::Sub(shifted, magic);
+  V r = fma(d, n, hn::Set(d, -C::kLn2High), x);
+  r = fma(d, n, hn::Set(d, -C::kLn2Low), r);
+  const V tail = fma(d, polynomial(d, r, C::kExp), hn::Mul(r, r), r);
+  const V mantissa = hn::Add(hn::Set(d, T(1)), tail);
+  // The low bits of `shifted` are n; what lies above them leaves by the shift.
+  const auto exponent = hn::ShiftLeft<C::kMantissaBits>(hn::BitCast(du, shifted));
+  const V y = hn::BitCast(d, hn::Add(hn::BitCast(du, mantissa), exponent));
+  // The last n that stays normal. NaN fails the comparison and passes.
+  constexpr T kLeast = std::is_same_v<T, float> ? T(-87.25) : T(-708.25);
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kLeast)), y);
 }
 
 // tanh x = m / (m + 2) with m = e^(2|x|) - 1, within 3 ulp; NaN stays NaN. e^y - 1 is
