@@ -40,21 +40,21 @@ void label_gradient(const T* u, const RowSoftmax<T>& student, T p_gain, T u_gain
 template <class T>
 void divergence_gradient(lossk::Divergence kind, const T* u, const RowSoftmax<T>& student,
                          const T* t, const RowSoftmax<T>& teacher, T beta, const RowDivergence& at,
-                         T gain, int64_t n, T* g) {
+                         T gain, bool add, int64_t n, T* g) {
   const RowTag<T> d;
   using Row = LogProbabilities<T>;
   const auto v_gain = hn::Set(d, gain);
   switch (kind) {
     case lossk::Divergence::kCrossEntropy:
     case lossk::Divergence::kForwardKl:  // q - p
-      row_update(n, true, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
+      row_update(n, add, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
         const Row p(t, teacher, j, count), q(u, student, j, count);
         return hn::Mul(v_gain, hn::Sub(q.probability, p.probability));
       });
       return;
     case lossk::Divergence::kReverseKl: {  // q (ln(q / p) - loss)
       const auto loss = hn::Set(d, static_cast<T>(at.loss));
-      row_update(n, true, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
+      row_update(n, add, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
         const Row p(t, teacher, j, count), q(u, student, j, count);
         const auto excess = hn::Sub(hn::Sub(q.log, p.log), loss);
         return hn::Mul(v_gain, mass_times(d, q.probability, excess));
@@ -65,7 +65,7 @@ void divergence_gradient(lossk::Divergence kind, const T* u, const RowSoftmax<T>
       const auto v_beta = hn::Set(d, beta);
       const auto student_gain = hn::Set(d, gain * (T(1) - beta));
       const auto student_part = hn::Set(d, static_cast<T>(at.student_part));
-      row_update(n, true, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
+      row_update(n, add, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
         const Row p(t, teacher, j, count), q(u, student, j, count);
         const auto m = mixture(d, p.probability, q.probability, v_beta);
         const auto excess = hn::Sub(log(d, hn::Div(q.probability, m)), student_part);
@@ -87,10 +87,20 @@ void softcap_slope(const T* u, T softcap, int64_t n, T* g) {
   });
 }
 
-// out_j (+)= value(j, count), rounded once to Out.
+// out_j (+)= value(j, count), rounded once to Out. `streams`: past the caches, which then keep what
+// the next row needs; the caller flushes.
 template <class T, class Out, class Value>
-HWY_INLINE void store_row(int64_t n, Out* out, bool accumulate, Value&& value) {
+HWY_INLINE void store_row(int64_t n, Out* out, bool accumulate, bool streams, Value&& value) {
   const RowTag<T> d;
+  if constexpr (std::is_same_v<T, Out>) {
+    if (streams) {
+      for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
+        if (count < kLanesOf<RowTag<T>>) return store_some(d, value(j, count), out + j, count);
+        hn::Stream(value(j, count), d, out + j);
+      });
+      return;
+    }
+  }
   if (accumulate) {
     for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
       const auto old = load_some(d, out + j, count, T(0));

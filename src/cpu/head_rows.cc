@@ -27,7 +27,7 @@ void prepare(const void* z, DType dtype, const T* bias, T softcap, int64_t n, T*
 template <class T>
 int64_t argmax(const void* z, DType dtype, const T* bias, int64_t n) {
   const RowTag<T> d;
-  return visit_storage(z, dtype, [&](const auto* from) ULLAGE_INLINE_LAMBDA {
+  return visit_direct<T>(z, dtype, [&](const auto* from) ULLAGE_INLINE_LAMBDA {
     const auto value = [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
       const auto x = load_some(d, from + j, count, -std::numeric_limits<T>::infinity());
       return bias ? hn::Add(x, load_some(d, bias + j, count, T(0))) : x;
@@ -47,10 +47,11 @@ int64_t argmax(const void* z, DType dtype, const T* bias, int64_t n) {
 }
 
 template <class T>
-RowSum exponentials(const void* u, DType dtype, T scale, int64_t n, T* e, T* block_max) {
-  return visit_storage(u, dtype, [&](const auto* from) ULLAGE_INLINE_LAMBDA {
-    return e ? row_exponentials<true>(from, scale, n, e, block_max)
-             : row_exponentials<false>(from, scale, n, e, block_max);
+RowSum exponentials(const void* u, DType dtype, T scale, int64_t n, RowSum before, T* e,
+                    T* block_max) {
+  return visit_direct<T>(u, dtype, [&](const auto* from) ULLAGE_INLINE_LAMBDA {
+    return e ? row_exponentials<true>(from, scale, n, before, e, block_max)
+             : row_exponentials<false>(from, scale, n, before, e, block_max);
   });
 }
 
@@ -58,16 +59,19 @@ template <class T>
 void scale_exponentials(const T* e, const T* block_max, const RowSoftmax<T>& student, T gain,
                         int64_t n, DType dtype, void* out, bool accumulate) {
   const RowTag<T> d;
-  visit_storage(out, dtype, [&](auto* to) ULLAGE_INLINE_LAMBDA {
+  visit_direct<T>(out, dtype, [&](auto* to) ULLAGE_INLINE_LAMBDA {
+    const bool aligned = reinterpret_cast<uintptr_t>(to) % sizeof(hn::Vec<RowTag<T>>) == 0;
+    const bool streams = !accumulate && aligned && static_cast<const void*>(to) != e;
     for (int64_t begin = 0; begin < n; begin += kRowBlock) {
       // q_j = e_j * exp(scale * (block_max - max)) / sum; the exponent is <= 0.
       const T shift = student.scale * (block_max[begin / kRowBlock] - student.max);
       const auto factor = hn::Set(d, gain * (std::exp(shift) * student.inverse_sum));
-      store_row<T>(std::min(kRowBlock, n - begin), to + begin, accumulate,
+      store_row<T>(std::min(kRowBlock, n - begin), to + begin, accumulate, streams,
                    [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
                      return hn::Mul(factor, load_some(d, e + begin + j, count, T(0)));
                    });
     }
+    if (streams) hwy::FlushStream();
   });
 }
 
@@ -75,7 +79,7 @@ template <class T>
 void store(const T* g, int64_t n, DType dtype, void* out, bool accumulate) {
   const RowTag<T> d;
   visit_storage(out, dtype, [&](auto* to) ULLAGE_INLINE_LAMBDA {
-    store_row<T>(n, to, accumulate, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
+    store_row<T>(n, to, accumulate, false, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
       return load_some(d, g + j, count, T(0));
     });
   });
@@ -84,8 +88,9 @@ void store(const T* g, int64_t n, DType dtype, void* out, bool accumulate) {
 template <class T>
 void add(const T* x, int64_t n, T* sum) {
   const RowTag<T> d;
-  row_update(n, true, sum,
-             [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA { return load_some(d, x + j, count, T(0)); });
+  row_update(n, true, sum, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
+    return load_some(d, x + j, count, T(0));
+  });
 }
 
 template <class T>

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "ullage/dtype.h"
 #include "ullage/lossk/terms.h"
@@ -23,8 +24,8 @@ constexpr int64_t row_blocks(int64_t n) { return (n + kRowBlock - 1) / kRowBlock
 
 // The maximum of u and sum_j exp(scale * (u_j - max)).
 struct RowSum {
-  double max;
-  double sum;
+  double max = -std::numeric_limits<double>::infinity();
+  double sum = 0;
 };
 
 // One softmax of a row, as the sweeps want it. ln q_j = scale * (u_j - max) - log_sum.
@@ -42,6 +43,8 @@ struct RowDivergence {
   double student_part;
 };
 
+// `argmax`, `exponentials` and `scale_exponentials` take the storage types that are computed in T:
+// f64 for double; f32, bf16 and f16 for float. `prepare` and `store` take any.
 template <class T>
 struct RowKernels {
   // u_j = softcap * tanh((z_j + bias_j) / softcap); no bias where it is null, no softcap where 0.
@@ -50,12 +53,14 @@ struct RowKernels {
   // The smallest index of the largest z_j + bias_j; -1 where there is none (NaN).
   int64_t (*argmax)(const void* z, DType dtype, const T* bias, int64_t n);
 
-  // The sum over the row. Where `e` is given, e_j = exp(scale * (u_j - block_max[j / kRowBlock])),
-  // with block_max [row_blocks(n)]; `e` may be `u`.
-  RowSum (*exponentials)(const void* u, DType dtype, T scale, int64_t n, T* e, T* block_max);
+  // The sum over the row, or over the columns [0, n) that follow those `before` sums: a row may
+  // come in strips of whole blocks, with the same bits. Where `e` is given, e_j = exp(scale * (u_j
+  // - block_max[j / kRowBlock])), with block_max [row_blocks(n)]; `e` may be `u`.
+  RowSum (*exponentials)(const void* u, DType dtype, T scale, int64_t n, RowSum before, T* e,
+                         T* block_max);
 
   // out_j = gain * q_j from those exponentials, added to what `out` holds where `accumulate`; `out`
-  // may be `e`.
+  // may be `e`. Another `out` of type T is written past the caches.
   void (*scale_exponentials)(const T* e, const T* block_max, const RowSoftmax<T>& student, T gain,
                              int64_t n, DType dtype, void* out, bool accumulate);
 
@@ -73,10 +78,10 @@ struct RowKernels {
   void (*label_gradient)(const T* u, const RowSoftmax<T>& student, T p_gain, T u_gain, const T* w,
                          bool add, int64_t n, T* g);
 
-  // g_j += gain * d divergence / d a_j. `at` is what `divergence` gave.
+  // g_j = gain * d divergence / d a_j, added to g where `add`. `at` is what `divergence` gave.
   void (*divergence_gradient)(lossk::Divergence kind, const T* u, const RowSoftmax<T>& student,
                               const T* t, const RowSoftmax<T>& teacher, T beta,
-                              const RowDivergence& at, T gain, int64_t n, T* g);
+                              const RowDivergence& at, T gain, bool add, int64_t n, T* g);
 
   // g_j *= d softcap / dz = 1 - (u_j / softcap)^2.
   void (*softcap_slope)(const T* u, T softcap, int64_t n, T* g);

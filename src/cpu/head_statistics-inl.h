@@ -33,8 +33,7 @@ HWY_INLINE double block_exponentials(const In* u, T anchor, T scale, int64_t n, 
 
 // Online over blocks: (M, S) and (m, s) merge to M' = max(M, m), S' = S e^(M - M') + s e^(m - M').
 template <bool kKeep, class T, class In>
-RowSum row_exponentials(const In* u, T scale, int64_t n, T* e, T* block_max) {
-  RowSum row{-std::numeric_limits<double>::infinity(), 0};
+RowSum row_exponentials(const In* u, T scale, int64_t n, RowSum row, T* e, T* block_max) {
   for (int64_t j = 0; j < n; j += kRowBlock) {
     const int64_t count = std::min(kRowBlock, n - j);
     const auto largest = static_cast<T>(max_row(u + j, count));
@@ -55,18 +54,25 @@ RowSum row_exponentials(const In* u, T scale, int64_t n, T* e, T* block_max) {
   return row;
 }
 
-// sum over a row of term(j, count) -> lanes, of which the first `count` are meant: in T within a
-// block, in float64 over blocks.
+// sums[i] = sum over a row of terms(j, count)[i], of whose lanes the first `count` are meant: in T
+// within a block, in float64 over blocks.
+template <size_t kSums, class T, class Terms>
+HWY_INLINE std::array<double, kSums> row_sums(int64_t n, Terms&& terms) {
+  const RowTag<T> d;
+  std::array<double, kSums> totals{};
+  for (int64_t begin = 0; begin < n; begin += kRowBlock) {
+    const auto shifted = [&](int64_t j, int64_t count)
+                             ULLAGE_INLINE_LAMBDA { return terms(begin + j, count); };
+    const auto sums = sum_row<kSums>(d, std::min(kRowBlock, n - begin), shifted);
+    for (size_t i = 0; i < kSums; ++i) totals[i] += static_cast<double>(sums[i]);
+  }
+  return totals;
+}
+
 template <class T, class Term>
 HWY_INLINE double row_sum(int64_t n, Term&& term) {
-  const RowTag<T> d;
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kRowBlock) {
-    const auto sum = sum_row<1>(d, std::min(kRowBlock, n - begin),
-                                [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA { return std::array{term(begin + j, count)}; });
-    total += static_cast<double>(sum[0]);
-  }
-  return total;
+  return row_sums<1, T>(n, [&](int64_t j, int64_t count)
+                               ULLAGE_INLINE_LAMBDA { return std::array{term(j, count)}; })[0];
 }
 
 template <class T>
@@ -122,44 +128,39 @@ RowDivergence divergence(lossk::Divergence kind, const T* u, const RowSoftmax<T>
                          const T* t, const RowSoftmax<T>& teacher, T beta, int64_t n) {
   const RowTag<T> d;
   using Row = LogProbabilities<T>;
+  // sum of term(p, q)
+  const auto sum_of = [&](auto&& term) ULLAGE_INLINE_LAMBDA {
+    return row_sum<T>(n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
+      return term(Row(t, teacher, j, count), Row(u, student, j, count));
+    });
+  };
   switch (kind) {
     case lossk::Divergence::kCrossEntropy:
-      return {-row_sum<T>(n,
-                          [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-                            const Row p(t, teacher, j, count), q(u, student, j, count);
-                            return mass_times(d, p.probability, q.log);
-                          }),
+      return {-sum_of([&](const Row& p, const Row& q)
+                          ULLAGE_INLINE_LAMBDA { return mass_times(d, p.probability, q.log); }),
               0};
     case lossk::Divergence::kForwardKl:
-      return {row_sum<T>(n,
-                         [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-                           const Row p(t, teacher, j, count), q(u, student, j, count);
-                           return mass_times(d, p.probability, hn::Sub(p.log, q.log));
-                         }),
+      return {sum_of([&](const Row& p, const Row& q) ULLAGE_INLINE_LAMBDA {
+                return mass_times(d, p.probability, hn::Sub(p.log, q.log));
+              }),
               0};
     case lossk::Divergence::kReverseKl:
-      return {row_sum<T>(n,
-                         [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-                           const Row p(t, teacher, j, count), q(u, student, j, count);
-                           return mass_times(d, q.probability, hn::Sub(q.log, p.log));
-                         }),
+      return {sum_of([&](const Row& p, const Row& q) ULLAGE_INLINE_LAMBDA {
+                return mass_times(d, q.probability, hn::Sub(q.log, p.log));
+              }),
               0};
     case lossk::Divergence::kJensenShannon:
       break;
   }
-  const auto v_beta = hn::Set(d, beta);
   // KL(x | m) for x = p and x = q.
-  const auto part = [&](bool of_teacher) ULLAGE_INLINE_LAMBDA {
-    return row_sum<T>(n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-      const Row p(t, teacher, j, count), q(u, student, j, count);
-      const auto m = mixture(d, p.probability, q.probability, v_beta);
-      const auto x = of_teacher ? p.probability : q.probability;
-      return mass_times(d, x, log(d, hn::Div(x, m)));
-    });
-  };
-  const double teacher_part = part(true), student_part = part(false);
+  const auto parts = row_sums<2, T>(n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
+    const Row p(t, teacher, j, count), q(u, student, j, count);
+    const auto m = mixture(d, p.probability, q.probability, hn::Set(d, beta));
+    return std::array{mass_times(d, p.probability, log(d, hn::Div(p.probability, m))),
+                      mass_times(d, q.probability, log(d, hn::Div(q.probability, m)))};
+  });
   const auto b = static_cast<double>(beta);
-  return {b * teacher_part + (1 - b) * student_part, student_part};
+  return {b * parts[0] + (1 - b) * parts[1], parts[1]};
 }
 
 }  // namespace ullage::cpu::HWY_NAMESPACE

@@ -119,6 +119,23 @@ HWY_INLINE V exp_to_one(D d, V x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kLeast)), y);
 }
 
+// The same for the storage types that load and store directly: f64, or f32 and shorter.
+template <class T, class Void, class Visit>
+HWY_INLINE auto visit_direct(Void* data, DType dtype, Visit&& visit) {
+  if constexpr (std::is_same_v<T, double>) {
+    using Pointer = std::conditional_t<std::is_const_v<Void>, const double*, double*>;
+    return visit(static_cast<Pointer>(data));
+  } else {
+    const auto as = [&]<class Stored>(Stored) ULLAGE_INLINE_LAMBDA {
+      using Pointer = std::conditional_t<std::is_const_v<Void>, const Stored*, Stored*>;
+      return visit(static_cast<Pointer>(data));
+    };
+    if (dtype == DType::kBF16) return as(BF16{});
+    if (dtype == DType::kF16) return as(F16{});
+    return as(float{});
+  }
+}
+
 // tanh x = m / (m + 2) with m = e^(2|x|) - 1, within 3 ulp; NaN stays NaN. e^y - 1 is
 // 2^n (e^r - 1) + (2^n - 1), which loses no digit where y is small (n = 0), nor elsewhere.
 template <class D, class V = hn::Vec<D>>

@@ -15,6 +15,17 @@ namespace {
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kDefaultBudgetBytes = int64_t{256} << 20;
 
+// A strip of 1024 rows is 16 MiB of float32: it stays in the last cache level between its product
+// and its sweeps, and the weight is read once per 1024 rows.
+constexpr int64_t kStrip = 4096;
+constexpr int64_t kStripRows = 1024;
+static_assert(kStrip % cpu::kRowBlock == 0 && kStrip % cpu::kProductKBlock == 0,
+              "strips are whole blocks of every sum over columns");
+
+// Below so many rows at a time the products wait for the weight; a second product of the logits
+// costs less.
+constexpr int64_t kFewRows = 32;
+
 // Arithmetic that sticks at the largest value: a count too large can never read as small.
 constexpr int64_t kTooMany = std::numeric_limits<int64_t>::max();
 
@@ -100,16 +111,20 @@ int64_t product_bytes(const HeadLayout& layout, int64_t chunk) {
     bytes = std::max(bytes, cpu::product_workspace_bytes({m, n, k}, type, layout.n_threads));
   };
   const DType type = layout.accumulate;
-  if (layout.from_hidden()) product(chunk, vocab, d_model, type);
-  if (layout.request.d_hidden) product(chunk, d_model, vocab, type);
-  if (layout.request.d_weight) product(vocab, d_model, chunk, type);
-  if (const int64_t rank = layout.config.options.adapter_rank; rank > 0) {
-    product(chunk, rank, d_model, type);
-    product(chunk, vocab, rank, type);
-    product(chunk, rank, vocab, type);
-    product(chunk, d_model, rank, type);
-    product(vocab, rank, chunk, type);
-    product(rank, d_model, chunk, type);
+  // The last strip may be shorter, and then another operand is packed.
+  for (const int64_t columns : {layout.strip, vocab % layout.strip}) {
+    if (columns == 0 || !layout.from_hidden()) continue;
+    product(chunk, columns, d_model, type);
+    if (layout.request.d_hidden) product(chunk, d_model, columns, type);
+    if (layout.request.d_weight) product(columns, d_model, chunk, type);
+    if (const int64_t rank = layout.config.options.adapter_rank; rank > 0) {
+      product(chunk, rank, d_model, type);
+      product(chunk, columns, rank, type);
+      product(chunk, rank, columns, type);
+      product(chunk, d_model, rank, type);
+      product(columns, rank, chunk, type);
+      product(rank, d_model, chunk, type);
+    }
   }
   for (size_t i = 0; i < layout.config.teachers.size(); ++i) {
     const Teacher& teacher = layout.config.teachers[i];
@@ -133,7 +148,9 @@ void carve(HeadLayout& layout, int64_t chunk) {
   Carver book(&layout.bookings);
 
   if (layout.from_hidden()) {
-    slots.logits = book("logit chunk", times(chunk, vocab, element));
+    slots.logits = book("logit chunk", times(chunk, layout.strip, element));
+    constexpr int64_t kBestBytes = 16;
+    if (layout.strips()) slots.best = book("row statistics", times(chunk, kBestBytes));
     slots.hidden = book("hidden rows", times(chunk, d_model, size_of(request.input_dtype)));
     if (request.d_hidden) slots.d_hidden = book("d_hidden chunk", times(chunk, d_model, element));
     if (rank > 0) {
@@ -183,13 +200,20 @@ void carve(HeadLayout& layout, int64_t chunk) {
   layout.workspace_bytes = book.total();
 }
 
+std::string mode_of(const HeadLayout& layout) {
+  if (!layout.from_hidden()) return "from_logits";
+  if (layout.strips()) return layout.gradient ? "recompute" : "strips";
+  return layout.two_pass && layout.n_chunks > 1 ? "chunk_two_pass" : "chunk";
+}
+
 double operations_of(const HeadLayout& layout) {
   const auto n = static_cast<double>(layout.shape.n_tok);
   const auto d = static_cast<double>(layout.shape.d_model);
   const auto v = static_cast<double>(layout.shape.vocab);
   const auto r = static_cast<double>(layout.config.options.adapter_rank);
   const Request& request = layout.request;
-  const double passes = layout.two_pass && layout.n_chunks > 1 ? 2 : 1;
+  const bool again = layout.strips() ? layout.gradient : layout.two_pass && layout.n_chunks > 1;
+  const double passes = again ? 2 : 1;
   const double logits = n * d * v + n * r * (d + v);
   double products = logits * passes;
   if (request.d_hidden) products += logits;
@@ -219,13 +243,23 @@ int sole_label_group(const HeadLayout& layout) {
   return sole;
 }
 
-// What does not depend on the chunk.
+// Columns at a time, and with them what a thread's scratch rows hold.
+void set_strip(HeadLayout& layout, int64_t strip) {
+  layout.strip = strip;
+  const bool converts = !layout.from_hidden() && layout.request.input_dtype != layout.accumulate;
+  layout.scratch_student = !layout.strips() && (converts || layout.changes_logits);
+  layout.scratch_gradient = layout.gradient;
+  constexpr int64_t kPadding = 16;  // elements, so that every scratch row is aligned to 64 bytes
+  const int64_t row = plus(strip, cpu::row_blocks(strip) + kPadding - 1);
+  layout.scratch_stride = row / kPadding * kPadding;
+}
+
+// What depends neither on the chunk nor on the strip.
 void describe_rows(HeadLayout& layout) {
   const Request& request = layout.request;
   const HeadConfig& config = layout.config;
   layout.gradient = request.d_logits || request.d_hidden || request.d_weight || request.d_bias ||
                     request.d_adapter;
-  bool teacher_rows = false;
   layout.teacher_used.assign(config.teachers.size(), false);
   for (int i = 0; i < layout.n_terms(); ++i) {
     const LossTerm& term = config.terms[static_cast<size_t>(i)];
@@ -240,19 +274,12 @@ void describe_rows(HeadLayout& layout) {
     const Teacher& teacher = config.teachers[static_cast<size_t>(term.teacher)];
     const DType rows =
         teacher.kind == TeacherKind::kHidden ? product_type(teacher.dtype) : teacher.dtype;
-    teacher_rows |= layout.is_top_k(i) ? layout.needs_tail(i) : rows != layout.accumulate;
+    layout.scratch_teacher |= layout.is_top_k(i) ? layout.needs_tail(i) : rows != layout.accumulate;
   }
   layout.needs_effective_row |= layout.smoothing;
   layout.changes_logits = config.options.bias || config.options.softcap > 0;
   layout.one_label_group = sole_label_group(layout);
-  const bool converts = !layout.from_hidden() && request.input_dtype != layout.accumulate;
-  layout.scratch_student = converts || config.options.softcap > 0 || config.options.bias;
-  layout.scratch_teacher = teacher_rows;
-  layout.scratch_gradient = layout.gradient;
-  const int64_t vocab = layout.shape.vocab;
-  constexpr int64_t kPadding = 16;  // elements, so that every scratch row is aligned to 64 bytes
-  const int64_t row = plus(vocab, cpu::row_blocks(vocab) + kPadding - 1);
-  layout.scratch_stride = row / kPadding * kPadding;
+  set_strip(layout, layout.shape.vocab);
 }
 
 Status mixed_types(const std::string& what, DType a, DType b) {
@@ -286,33 +313,69 @@ Status over_budget(const HeadLayout& layout, const std::string& what, int64_t bu
               " bytes; allowed " + describe(budget)};
 }
 
-// The given chunk, or the largest that the budget allows.
+// The given chunk, or the largest of at most `most` rows that the budget allows.
 Status choose_chunk(HeadLayout& layout, const PlanLimits& limits, int64_t most) {
   carve(layout, 1);
   const int64_t budget = limits.budget_bytes > 0
                              ? limits.budget_bytes
                              : std::max(kDefaultBudgetBytes, layout.workspace_bytes);
   if (layout.workspace_bytes > budget) return over_budget(layout, "a chunk of 1 row", budget);
+  const int64_t n_tok = std::max<int64_t>(layout.shape.n_tok, 1);
   if (limits.chunk > 0) {
-    carve(layout, std::min(limits.chunk, most));
+    carve(layout, std::min(limits.chunk, n_tok));
     if (limits.budget_bytes > 0 && layout.workspace_bytes > budget) {
       return over_budget(layout, "a chunk of " + describe(layout.chunk) + " rows", budget);
     }
     return kHeadOk;
   }
-  int64_t fits = 1, too_many = most + 1;
+  int64_t fits = 1, too_many = std::min(most, n_tok) + 1;
   while (too_many - fits > 1) {
     const int64_t middle = fits + (too_many - fits) / 2;
     carve(layout, middle);
     (layout.workspace_bytes <= budget ? fits : too_many) = middle;
   }
-  if (fits < most) {
-    carve(layout, most);
+  if (fits < std::min(most, n_tok)) {
+    carve(layout, n_tok);
     layout.rejections.push_back(
-        {"one chunk of " + describe(most) + " rows", over_budget(layout, "it", budget).message()});
+        {"one chunk of " + describe(n_tok) + " rows", over_budget(layout, "it", budget).message()});
   }
   carve(layout, fits);
   return kHeadOk;
+}
+
+// Why strips cannot serve; empty where they can.
+std::string against_strips(const HeadLayout& layout) {
+  if (!layout.from_hidden()) return "the logits are given";
+  if (layout.needs_effective_row) return "a term reads a row more often than once";
+  if (layout.request.entropy || layout.request.policy_metrics) {
+    return "the entropy reads a row more often than once";
+  }
+  if (layout.shape.vocab <= kStrip) return "one strip holds the vocabulary";
+  return "";
+}
+
+// Whole rows of logits in a chunk, or strips of their columns. Strips take a fixed amount of
+// memory; without a gradient they cost nothing, with one they make the logits twice.
+Status choose_mode(HeadLayout& layout, const PlanLimits& limits) {
+  constexpr int64_t kEveryRow = std::numeric_limits<int64_t>::max();
+  const std::string reason = against_strips(layout);
+  if (!reason.empty()) {
+    layout.rejections.push_back({layout.gradient ? "recompute" : "strips", reason});
+    return choose_chunk(layout, limits, kEveryRow);
+  }
+  if (layout.gradient) {
+    const Status status = choose_chunk(layout, limits, kEveryRow);
+    const int64_t wanted = std::min(kFewRows, std::max<int64_t>(layout.shape.n_tok, 1));
+    if (limits.chunk > 0 || (status.ok() && layout.chunk >= wanted)) {
+      layout.rejections.push_back({"recompute", "whole rows fit, and make their logits once"});
+      return status;
+    }
+    layout.rejections = {{"chunk", status.ok() ? "no more than " + describe(layout.chunk) +
+                                                     " rows at a time fit the budget"
+                                               : status.message()}};
+  }
+  set_strip(layout, kStrip);
+  return choose_chunk(layout, limits, kStripRows);
 }
 
 }  // namespace
@@ -360,29 +423,20 @@ Result<HeadLayout> plan_head(const Shape& shape, const HeadConfig& config, const
   describe_rows(layout);
   layout.materialized_bytes = times(shape.n_tok, shape.vocab, size_of(layout.accumulate));
 
-  const int64_t most = std::max<int64_t>(shape.n_tok, 1);
   if (!layout.makes_logits()) {
-    carve(layout, most);
+    carve(layout, std::max<int64_t>(shape.n_tok, 1));
     if (limits.budget_bytes > 0 && layout.workspace_bytes > limits.budget_bytes) {
       return over_budget(layout, "the losses of " + describe(shape.n_tok) + " rows",
                          limits.budget_bytes);
     }
-  } else if (Status status = choose_chunk(layout, limits, most); !status.ok()) {
+  } else if (Status status = choose_mode(layout, limits); !status.ok()) {
     return status;
   }
   if (layout.workspace_bytes == kTooMany) {
     return Result<HeadLayout>(kLossDimensionTooLarge, "the workspace does not fit 2^63 bytes");
   }
   layout.n_chunks = (shape.n_tok + layout.chunk - 1) / layout.chunk;
-  layout.mode = "from_logits";
-  if (layout.from_hidden()) {
-    layout.mode = layout.two_pass && layout.n_chunks > 1 ? "chunk_two_pass" : "chunk";
-    if (layout.mode == "chunk") {
-      layout.rejections.push_back(
-          {"chunk_two_pass", layout.two_pass ? "one chunk holds every row"
-                                             : "no gradient waits for a whole segment"});
-    }
-  }
+  layout.mode = mode_of(layout);
   layout.operations = operations_of(layout);
   return layout;
 }

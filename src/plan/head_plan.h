@@ -51,7 +51,8 @@ struct Slot {
 
 // [..] below is a shape in elements; T the accumulate type.
 struct HeadSlots {
-  Slot logits;                       // T [chunk][vocab]
+  Slot logits;                       // T [chunk][strip]
+  Slot best;                         // RowBest [chunk]: the arg-max so far, in strips
   std::vector<Slot> teacher_logits;  // f32 or f64 [chunk][vocab], one for every teacher; empty but
                                      // for those from hidden states
   Slot hidden;                       // input dtype [chunk][d_model]: rows that are not ignored
@@ -98,7 +99,8 @@ struct HeadLayout {
   int64_t scratch_stride = 0;  // elements of T in one scratch row: vocab and row_blocks(vocab) more
 
   std::string mode;
-  int64_t chunk = 0;
+  int64_t chunk = 0;  // rows at a time
+  int64_t strip = 0;  // columns at a time: vocab, or whole blocks of it
   int64_t n_chunks = 0;
   HeadSlots slots;
   std::vector<Booking> bookings;
@@ -108,6 +110,7 @@ struct HeadLayout {
   std::vector<Rejection> rejections;
 
   bool from_hidden() const { return shape.d_model > 0; }
+  bool strips() const { return strip < shape.vocab; }
   // Whether logits are made a chunk at a time, the student's or a teacher's.
   bool makes_logits() const { return from_hidden() || makes_teacher_logits(); }
   bool makes_teacher_logits() const;

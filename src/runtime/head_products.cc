@@ -23,15 +23,21 @@ ProductOperand transposed(const MatrixView& m) {
   return {m.data, cpu::element_of(m.dtype), 1, m.rows <= 1 ? m.cols : m.row_stride};
 }
 
+const std::byte* row_of(const MatrixView& m, int64_t row) {
+  const int64_t stride = m.rows <= 1 ? 0 : m.row_stride;
+  return static_cast<const std::byte*>(m.data) + row * stride * size_of(m.dtype);
+}
+
+// Rows of a head's weight, which are columns of the logits.
+MatrixView part_of(const MatrixView& m, ColumnRange rows) {
+  return {row_of(m, rows.begin), m.dtype, rows.count, m.cols, m.rows <= 1 ? m.cols : m.row_stride};
+}
+
 template <class T>
 MatrixView dense(const T* data, int64_t rows, int64_t cols) {
   return {data, kTypeOf<T>, rows, cols, cols};
 }
 
-const std::byte* row_of(const MatrixView& m, int64_t row) {
-  const int64_t stride = m.rows <= 1 ? 0 : m.row_stride;
-  return static_cast<const std::byte*>(m.data) + row * stride * size_of(m.dtype);
-}
 std::byte* row_of(const MutableMatrixView& m, int64_t row) {
   const int64_t stride = m.rows <= 1 ? 0 : m.row_stride;
   return static_cast<std::byte*>(m.data) + row * stride * size_of(m.dtype);
@@ -105,34 +111,42 @@ void HeadProducts<T>::scale_rows(T* rows, int64_t count) const {
 }
 
 template <class T>
-void HeadProducts<T>::make_logits(std::span<const int64_t> rows) {
-  if (layout_.from_hidden()) make_student_logits(rows);
+void HeadProducts<T>::make_logits(std::span<const int64_t> rows, ColumnRange columns) {
+  if (layout_.from_hidden()) make_student_logits(rows, columns);
   const auto m = static_cast<int64_t>(rows.size());
-  const int64_t vocab = layout_.shape.vocab;
   for (size_t i = 0; i < layout_.config.teachers.size(); ++i) {
     if (!layout_.makes_logits_of(i)) continue;
     const TeacherInputs& given = inputs_.teachers[i];
     const MatrixView hidden = gather(rows, given.hidden, layout_.slots.teacher_hidden[i]);
     // The first `vocab` rows of its head: what lies beyond is dropped.
-    product({m, vocab, hidden.cols}, rows_of(hidden), transposed(given.weight),
-            at<std::byte>(layout_.slots.teacher_logits[i]), vocab, false, SumOrder::kBlocks);
+    product({m, columns.count, hidden.cols}, rows_of(hidden),
+            transposed(part_of(given.weight, columns)),
+            at<std::byte>(layout_.slots.teacher_logits[i]), columns.count, false,
+            SumOrder::kBlocks);
   }
 }
 
 template <class T>
-void HeadProducts<T>::make_student_logits(std::span<const int64_t> rows) {
+void HeadProducts<T>::make_student_logits(std::span<const int64_t> rows, ColumnRange columns) {
   const auto m = static_cast<int64_t>(rows.size());
-  const auto& [n_tok, d_model, vocab] = layout_.shape;
-  hidden_ = gather(rows, inputs_.hidden, layout_.slots.hidden);
-  product({m, vocab, d_model}, rows_of(hidden_), transposed(inputs_.weight), logits_, vocab, false,
+  const int64_t d_model = layout_.shape.d_model;
+  const int64_t rank = layout_.config.options.adapter_rank;
+  T* const xa = at<T>(layout_.slots.adapter_rows);
+  if (columns.begin == 0) {
+    hidden_ = gather(rows, inputs_.hidden, layout_.slots.hidden);
+    if (rank > 0) {
+      product({m, rank, d_model}, rows_of(hidden_), transposed(inputs_.adapter_a), xa, rank, false,
+              SumOrder::kBlocks);
+      scale_rows(xa, m);
+    }
+  }
+  product({m, columns.count, d_model}, rows_of(hidden_),
+          transposed(part_of(inputs_.weight, columns)), logits_, columns.count, false,
           SumOrder::kBlocks);
-  if (const int64_t rank = layout_.config.options.adapter_rank; rank > 0) {
-    T* const xa = at<T>(layout_.slots.adapter_rows);
-    product({m, rank, d_model}, rows_of(hidden_), transposed(inputs_.adapter_a), xa, rank, false,
+  if (rank > 0) {
+    product({m, columns.count, rank}, rows_of(dense(xa, m, rank)),
+            transposed(part_of(inputs_.adapter_b, columns)), logits_, columns.count, true,
             SumOrder::kBlocks);
-    scale_rows(xa, m);
-    product({m, vocab, rank}, rows_of(dense(xa, m, rank)), transposed(inputs_.adapter_b), logits_,
-            vocab, true, SumOrder::kBlocks);
   }
 }
 
@@ -153,21 +167,29 @@ typename HeadProducts<T>::Accumulator HeadProducts<T>::begin(const MutableMatrix
   return made;
 }
 
-// One link of the chain over tokens.
+// One link of the chain over tokens, for some rows of the gradient.
 template <class T>
-void HeadProducts<T>::add_product(const Accumulator& to, const ProductOperand& a,
-                                  const ProductOperand& b, int64_t n_rows) const {
-  product({to.out.rows, to.out.cols, n_rows}, a, b, to.data, to.stride,
+void HeadProducts<T>::add_product(const Accumulator& to, ColumnRange rows, const ProductOperand& a,
+                                  const ProductOperand& b, int64_t n_tokens) const {
+  product({rows.count, to.out.cols, n_tokens}, a, b, to.data + rows.begin * to.stride, to.stride,
           outputs_.accumulate || !empty_, SumOrder::kChain);
 }
 
 template <class T>
-void HeadProducts<T>::add_d_hidden(std::span<const int64_t> rows) const {
+void HeadProducts<T>::add_d_hidden(std::span<const int64_t> rows, ColumnRange columns) const {
   const auto m = static_cast<int64_t>(rows.size());
-  const auto& [n_tok, d_model, vocab] = layout_.shape;
+  const int64_t d_model = layout_.shape.d_model;
+  product({m, d_model, columns.count}, rows_of(dense(logits_, m, columns.count)),
+          rows_of(part_of(inputs_.weight, columns)), at<T>(layout_.slots.d_hidden), d_model,
+          columns.begin > 0, SumOrder::kBlocks);
+}
+
+// With the adapter's share, rounded to where the caller wants it.
+template <class T>
+void HeadProducts<T>::store_d_hidden(std::span<const int64_t> rows) const {
+  const auto m = static_cast<int64_t>(rows.size());
+  const int64_t d_model = layout_.shape.d_model;
   T* const made = at<T>(layout_.slots.d_hidden);
-  product({m, d_model, vocab}, rows_of(dense(logits_, m, vocab)), rows_of(inputs_.weight), made,
-          d_model, false, SumOrder::kBlocks);
   if (const int64_t rank = layout_.config.options.adapter_rank; rank > 0) {
     product({m, d_model, rank}, rows_of(dense(at<T>(layout_.slots.d_adapter_rows), m, rank)),
             rows_of(inputs_.adapter_a), made, d_model, true, SumOrder::kBlocks);
@@ -179,42 +201,56 @@ void HeadProducts<T>::add_d_hidden(std::span<const int64_t> rows) const {
   }
 }
 
+// g B for d_hidden and d_adapter_a, and d_adapter_b.
 template <class T>
-void HeadProducts<T>::add_d_bias(int64_t n_rows) const {
-  const int64_t vocab = layout_.shape.vocab;
-  pool_.run(cpu::row_blocks(vocab), [&](int64_t block, int) {
+void HeadProducts<T>::add_adapter(std::span<const int64_t> rows, ColumnRange columns) const {
+  const auto m = static_cast<int64_t>(rows.size());
+  const int64_t rank = layout_.config.options.adapter_rank;
+  const MatrixView gradient = dense(logits_, m, columns.count);
+  if (outputs_.d_hidden || d_adapter_a_.data) {
+    T* const gb = at<T>(layout_.slots.d_adapter_rows);
+    product({m, rank, columns.count}, rows_of(gradient),
+            rows_of(part_of(inputs_.adapter_b, columns)), gb, rank, columns.begin > 0,
+            SumOrder::kBlocks);
+    if (columns.end() == layout_.shape.vocab) {
+      scale_rows(gb, m);
+      if (d_adapter_a_.data) {
+        add_product(d_adapter_a_, {0, rank}, transposed(dense(gb, m, rank)), rows_of(hidden_), m);
+      }
+    }
+  }
+  if (d_adapter_b_.data) {
+    const T* const xa = at<T>(layout_.slots.adapter_rows);
+    add_product(d_adapter_b_, columns, transposed(gradient), rows_of(dense(xa, m, rank)), m);
+  }
+}
+
+template <class T>
+void HeadProducts<T>::add_d_bias(int64_t n_rows, ColumnRange columns) const {
+  pool_.run(cpu::row_blocks(columns.count), [&](int64_t block, int) {
     const int64_t j = block * cpu::kRowBlock;
-    const int64_t count = std::min(cpu::kRowBlock, vocab - j);
+    const int64_t count = std::min(cpu::kRowBlock, columns.count - j);
     for (int64_t row = 0; row < n_rows; ++row) {
-      kernels_.add(logits_ + row * vocab + j, count, d_bias_ + j);
+      kernels_.add(logits_ + row * columns.count + j, count, d_bias_ + columns.begin + j);
     }
   });
 }
 
 template <class T>
-void HeadProducts<T>::add_gradients(std::span<const int64_t> rows) {
+void HeadProducts<T>::add_gradients(std::span<const int64_t> rows, ColumnRange columns) {
   const auto m = static_cast<int64_t>(rows.size());
-  const int64_t vocab = layout_.shape.vocab;
-  const MatrixView gradient = dense(logits_, m, vocab);
-  if (const int64_t rank = layout_.config.options.adapter_rank; rank > 0) {
-    T* const gb = at<T>(layout_.slots.d_adapter_rows);
-    if (outputs_.d_hidden || d_adapter_a_.data) {
-      product({m, rank, vocab}, rows_of(gradient), rows_of(inputs_.adapter_b), gb, rank, false,
-              SumOrder::kBlocks);
-      scale_rows(gb, m);
-    }
-    if (d_adapter_a_.data) {
-      add_product(d_adapter_a_, transposed(dense(gb, m, rank)), rows_of(hidden_), m);
-    }
-    if (d_adapter_b_.data) {
-      const T* const xa = at<T>(layout_.slots.adapter_rows);
-      add_product(d_adapter_b_, transposed(gradient), rows_of(dense(xa, m, rank)), m);
-    }
+  const bool last = columns.end() == layout_.shape.vocab;
+  if (layout_.config.options.adapter_rank > 0) add_adapter(rows, columns);
+  if (outputs_.d_hidden) {
+    add_d_hidden(rows, columns);
+    if (last) store_d_hidden(rows);
   }
-  if (outputs_.d_hidden) add_d_hidden(rows);
-  if (d_weight_.data) add_product(d_weight_, transposed(gradient), rows_of(hidden_), m);
-  if (d_bias_) add_d_bias(m);
-  empty_ = false;
+  if (d_weight_.data) {
+    add_product(d_weight_, columns, transposed(dense(logits_, m, columns.count)), rows_of(hidden_),
+                m);
+  }
+  if (d_bias_) add_d_bias(m, columns);
+  if (last) empty_ = false;
 }
 
 template <class T>

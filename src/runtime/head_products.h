@@ -1,5 +1,7 @@
 // The products of a run: a chunk's logits, then its gradients. T is the accumulate
-// type; rows of a chunk are those that are not ignored, without gaps.
+// type; rows of a chunk are those that are not ignored, without gaps. Products over strips of
+// columns have the bits of products over all of them where strips are multiples of
+// cpu::kProductKBlock.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +12,7 @@
 #include "cpu/product.h"
 #include "cpu/worker_pool.h"
 #include "plan/head_plan.h"
+#include "runtime/head_strip.h"
 #include "ullage/lossk/head.h"
 
 namespace ullage::lossk {
@@ -20,15 +23,16 @@ class HeadProducts {
   HeadProducts(const HeadLayout& layout, const Inputs& inputs, const Outputs& outputs,
                std::span<std::byte> workspace, cpu::WorkerPool& pool);
 
-  // Gathers the hidden states of `rows` and makes their logits: the student's unless they are
-  // given, and those of the teachers that give hidden states.
-  void make_logits(std::span<const int64_t> rows);
+  // Gathers the hidden states of `rows` and makes their logits of the columns: the student's unless
+  // they are given, and those of the teachers that give hidden states.
+  void make_logits(std::span<const int64_t> rows, ColumnRange columns);
 
-  T* logits() const { return logits_; }  // [rows][vocab]; becomes the gradient in place
+  T* logits() const { return logits_; }  // [rows][columns]; becomes the gradient in place
   const void* teacher_logits(size_t teacher) const;
 
-  // From the gradient in logits(), for the rows of the last make_logits.
-  void add_gradients(std::span<const int64_t> rows);
+  // From the gradient in logits(), for the rows and columns of the last make_logits. Columns of the
+  // same rows come in ascending order.
+  void add_gradients(std::span<const int64_t> rows, ColumnRange columns);
 
   // Rounds the accumulators to where the caller wants them.
   void finish();
@@ -48,17 +52,19 @@ class HeadProducts {
     return reinterpret_cast<Element*>(workspace_.data() + slot.offset);
   }
   MatrixView gather(std::span<const int64_t> rows, const MatrixView& all, const Slot& slot) const;
-  void make_student_logits(std::span<const int64_t> rows);
+  void make_student_logits(std::span<const int64_t> rows, ColumnRange columns);
   void product(const cpu::ProductShape& shape, const cpu::ProductOperand& a,
                const cpu::ProductOperand& b, void* c, int64_t c_stride, bool accumulate,
                cpu::SumOrder order) const;
   Accumulator begin(const MutableMatrixView& out, const Slot& slot) const;
-  void add_product(const Accumulator& to, const cpu::ProductOperand& a,
-                   const cpu::ProductOperand& b, int64_t n_rows) const;
+  void add_product(const Accumulator& to, ColumnRange rows, const cpu::ProductOperand& a,
+                   const cpu::ProductOperand& b, int64_t n_tokens) const;
   void finish(const Accumulator& accumulator) const;
   void scale_rows(T* rows, int64_t count) const;
-  void add_d_hidden(std::span<const int64_t> rows) const;
-  void add_d_bias(int64_t n_rows) const;
+  void add_d_hidden(std::span<const int64_t> rows, ColumnRange columns) const;
+  void store_d_hidden(std::span<const int64_t> rows) const;
+  void add_adapter(std::span<const int64_t> rows, ColumnRange columns) const;
+  void add_d_bias(int64_t n_rows, ColumnRange columns) const;
 
   const HeadLayout& layout_;
   const Inputs& inputs_;

@@ -37,18 +37,11 @@ HeadRow<T>::HeadRow(const RowContext<T>& context, int64_t row, int worker, RowVi
   }
 }
 
-template <class T>
-T* HeadRow<T>::scratch(int index) const {
-  const HeadLayout& layout = c_.layout;
-  const int per_worker = layout.scratch_student + layout.scratch_teacher + layout.scratch_gradient;
-  return c_.scratch.data() + (worker_ * per_worker + index) * layout.scratch_stride;
-}
-
 // The effective logits u: the row itself where nothing changes it, else scratch.
 template <class T>
 RowView HeadRow<T>::effective() {
   if (!u_) {
-    T* const made = scratch(0);
+    T* const made = c_.student_scratch(worker_);
     c_.kernels.prepare(logits_.data, logits_.dtype, c_.bias,
                        static_cast<T>(c_.layout.config.options.softcap), vocab_, made);
     u_ = made;
@@ -61,7 +54,7 @@ const T* HeadRow<T>::teacher_row(int term) {
   const auto index = static_cast<size_t>(c_.layout.config.terms[static_cast<size_t>(term)].teacher);
   const RowView view = teachers_(index);
   if (view.dtype == kTypeOf<T>) return static_cast<const T*>(view.data);
-  T* const made = scratch(c_.layout.scratch_student);
+  T* const made = c_.teacher_scratch(worker_);
   c_.kernels.prepare(view.data, view.dtype, nullptr, T(0), vocab_, made);
   return made;
 }
@@ -70,13 +63,6 @@ template <class T>
 double HeadRow<T>::teacher_scale(int term) const {
   const LossTerm& t = c_.layout.config.terms[static_cast<size_t>(term)];
   return c_.layout.config.options.logits_scale * t.logits_scale / t.temperature;
-}
-
-template <class T>
-cpu::RowSoftmax<T> HeadRow<T>::student(int group) const {
-  const SoftmaxStatistics& s = c_.scalars.softmax(group, row_);
-  return {static_cast<T>(c_.layout.groups[static_cast<size_t>(group)].scale), static_cast<T>(s.max),
-          static_cast<T>(s.log_sum), static_cast<T>(1 / s.sum)};
 }
 
 template <class T>
@@ -116,31 +102,30 @@ double HeadRow<T>::log_q_tail(int term) {
   const double scale = layout.groups[static_cast<size_t>(group)].scale;
   const SoftmaxStatistics& s = c_.scalars.softmax(group, row_);
   const RowView view = effective();
-  T* const rest = scratch(layout.scratch_student);
+  T* const rest = c_.teacher_scratch(worker_);
   c_.kernels.prepare(view.data, view.dtype, nullptr, T(0), vocab_, rest);
   for (int64_t i = 0; i < k; ++i) {
     rest[c_.inputs.teachers[index].ids[row_ * k + i]] = -std::numeric_limits<T>::infinity();
   }
-  const cpu::RowSum sum =
-      c_.kernels.exponentials(rest, kTypeOf<T>, static_cast<T>(scale), vocab_, nullptr, nullptr);
+  const cpu::RowSum sum = c_.kernels.exponentials(rest, kTypeOf<T>, static_cast<T>(scale), vocab_,
+                                                  {}, nullptr, nullptr);
   // A tail of masked columns alone has no maximum to be distant from.
   if (sum.sum == 0) return -std::numeric_limits<double>::infinity();
   return scale * (sum.max - s.max) + std::log(sum.sum) - s.log_sum;
 }
 
-// The gradient's own row where it may be written before the logits were last read, else scratch.
+// The row itself where its gradient replaces it and nothing reads it again, else scratch: another
+// buffer is better written once, past the caches.
 template <class T>
 T* HeadRow<T>::exponentials_at(const RowTarget& out) const {
-  const bool holds = out.dtype == kTypeOf<T> && !out.accumulate;
-  const bool free = out.data != logits_.data || c_.single_sweep;
-  return holds && free ? static_cast<T*>(out.data)
-                       : scratch(c_.layout.scratch_student + c_.layout.scratch_teacher);
+  const bool in_place = out.data == logits_.data && out.dtype == kTypeOf<T>;
+  return in_place && c_.single_sweep ? static_cast<T*>(out.data) : c_.gradient_scratch(worker_);
 }
 
 // Behind the gradient's scratch row.
 template <class T>
 T* HeadRow<T>::block_max() const {
-  return scratch(c_.layout.scratch_student + c_.layout.scratch_teacher) + vocab_;
+  return c_.gradient_scratch(worker_) + vocab_;
 }
 
 template <class T>
@@ -152,7 +137,7 @@ void HeadRow<T>::statistics(const RowTarget* gradient_follows) {
   for (int group = 0; group < static_cast<int>(layout.groups.size()); ++group) {
     const SoftmaxGroup& g = layout.groups[static_cast<size_t>(group)];
     const bool is_base = group == layout.base_group;
-    if (g.terms.empty() && !(is_base && c_.base_outputs)) continue;
+    if (!c_.needs(group)) continue;
     SoftmaxStatistics& s = c_.scalars.softmax(group, row_);
     // Before the sweep below overwrites a row in place.
     const double label_logit = label_ >= 0 ? cpu::load_double(view.data, view.dtype, label_) : 0;
@@ -162,7 +147,7 @@ void HeadRow<T>::statistics(const RowTarget* gradient_follows) {
       kept_ = true;
     }
     const cpu::RowSum row = c_.kernels.exponentials(view.data, view.dtype, static_cast<T>(g.scale),
-                                                    vocab_, kept, kept ? block_max() : nullptr);
+                                                    vocab_, {}, kept, kept ? block_max() : nullptr);
     s.max = row.max;
     s.sum = row.sum;
     s.log_sum = std::log(row.sum);
@@ -173,7 +158,8 @@ void HeadRow<T>::statistics(const RowTarget* gradient_follows) {
                                                  static_cast<T>(s.max), vocab_);
     }
     if ((is_base && c_.entropy) || (!g.terms.empty() && c_.metrics)) {
-      s.entropy = c_.kernels.entropy(static_cast<const T*>(view.data), student(group), vocab_);
+      s.entropy =
+          c_.kernels.entropy(static_cast<const T*>(view.data), c_.student(group, row_), vocab_);
     }
   }
   for (int term = 0; term < layout.n_terms(); ++term) {
@@ -187,13 +173,14 @@ void HeadRow<T>::statistics(const RowTarget* gradient_follows) {
     }
     const T* const row = teacher_row(term);
     const cpu::RowSum sum = c_.kernels.exponentials(
-        row, kTypeOf<T>, static_cast<T>(teacher_scale(term)), vocab_, nullptr, nullptr);
+        row, kTypeOf<T>, static_cast<T>(teacher_scale(term)), vocab_, {}, nullptr, nullptr);
     s.max = sum.max;
     s.sum = sum.sum;
     s.log_sum = std::log(sum.sum);
-    s.divergence = c_.kernels.divergence(t.divergence, static_cast<const T*>(view.data),
-                                         student(layout.group_of[static_cast<size_t>(term)]), row,
-                                         teacher(term), static_cast<T>(t.beta), vocab_);
+    s.divergence =
+        c_.kernels.divergence(t.divergence, static_cast<const T*>(view.data),
+                              c_.student(layout.group_of[static_cast<size_t>(term)], row_), row,
+                              teacher(term), static_cast<T>(t.beta), vocab_);
   }
 }
 
@@ -203,7 +190,7 @@ void HeadRow<T>::add_group(int group, bool add, T* g) {
   const HeadLayout& layout = c_.layout;
   const double scale = layout.groups[static_cast<size_t>(group)].scale;
   const auto& terms = layout.groups[static_cast<size_t>(group)].terms;
-  const cpu::RowSoftmax<T> q = student(group);
+  const cpu::RowSoftmax<T> q = c_.student(group, row_);
   const T* const u = static_cast<const T*>(effective().data);
   RowCoefficients sum = c_.scalars.coefficients(group, row_);
   const auto each_distillation = [&](bool top_k, auto&& use) {
@@ -221,14 +208,15 @@ void HeadRow<T>::add_group(int group, bool add, T* g) {
   if (sum.p != 0 || sum.u != 0) {
     c_.kernels.label_gradient(u, q, static_cast<T>(scale * sum.p), static_cast<T>(scale * sum.u),
                               c_.class_weights, add, vocab_, g);
-  } else if (!add) {
-    std::fill(g, g + vocab_, T(0));
+    add = true;
   }
   each_distillation(false, [&](int term, const LossTerm& t, double gain) {
     c_.kernels.divergence_gradient(
         t.divergence, u, q, teacher_row(term), teacher(term), static_cast<T>(t.beta),
-        c_.scalars.teacher(term, row_).divergence, static_cast<T>(scale * gain), vocab_, g);
+        c_.scalars.teacher(term, row_).divergence, static_cast<T>(scale * gain), add, vocab_, g);
+    add = true;
   });
+  if (!add) std::fill(g, g + vocab_, T(0));
   each_distillation(true, [&](int term, const LossTerm& t, double gain) {
     const auto index = static_cast<size_t>(t.teacher);
     const int64_t k = layout.config.teachers[index].k;
@@ -252,22 +240,26 @@ void HeadRow<T>::gradient(const RowTarget& out) {
     T* const e = exponentials_at(out);
     if (!kept_) {
       const RowView view = layout.changes_logits ? effective() : logits_;
-      c_.kernels.exponentials(view.data, view.dtype, static_cast<T>(scale), vocab_, e, block_max());
+      c_.kernels.exponentials(view.data, view.dtype, static_cast<T>(scale), vocab_, {}, e,
+                              block_max());
+    }
+    if ((out.dtype == DType::kF64) != (kTypeOf<T> == DType::kF64)) {
+      store_through_scratch(out, group, sum);
+      return;
     }
     const double old =
         label_ >= 0 && out.accumulate ? cpu::load_double(out.data, out.dtype, label_) : 0;
-    c_.kernels.scale_exponentials(e, block_max(), student(group), static_cast<T>(scale * sum.p),
-                                  vocab_, out.dtype, out.data, out.accumulate);
+    c_.kernels.scale_exponentials(e, block_max(), c_.student(group, row_),
+                                  static_cast<T>(scale * sum.p), vocab_, out.dtype, out.data,
+                                  out.accumulate);
     if (label_ >= 0) {
-      // p q_y - l, without the cancellation of q_y near 1.
-      const SoftmaxStatistics& s = c_.scalars.softmax(group, row_);
-      const double lp = s.label - s.log_sum;
-      const double value = (sum.p - sum.l) * std::exp(lp) + sum.l * std::expm1(lp);
+      const double value = c_.scalars.label_gradient(group, row_, sum);
       cpu::store_double(old + scale * value, out.data, out.dtype, label_);
     }
     return;
   }
-  T* const g = scratch(layout.scratch_student + layout.scratch_teacher);
+  const bool holds = out.dtype == kTypeOf<T> && !out.accumulate && out.data != logits_.data;
+  T* const g = holds ? static_cast<T*>(out.data) : c_.gradient_scratch(worker_);
   bool add = false;
   for (int group = 0; group < static_cast<int>(layout.groups.size()); ++group) {
     if (!layout.has_gradient(group)) continue;
@@ -279,7 +271,21 @@ void HeadRow<T>::gradient(const RowTarget& out) {
     c_.kernels.softcap_slope(static_cast<const T*>(effective().data),
                              static_cast<T>(layout.config.options.softcap), vocab_, g);
   }
-  c_.kernels.store(g, vocab_, out.dtype, out.data, out.accumulate);
+  if (!holds) c_.kernels.store(g, vocab_, out.dtype, out.data, out.accumulate);
+}
+
+// The gradient of one label group in a type that is not computed in T.
+template <class T>
+void HeadRow<T>::store_through_scratch(const RowTarget& out, int group,
+                                       const RowCoefficients& sum) {
+  const double scale = c_.layout.groups[static_cast<size_t>(group)].scale;
+  T* const e = c_.gradient_scratch(worker_);
+  c_.kernels.scale_exponentials(e, block_max(), c_.student(group, row_),
+                                static_cast<T>(scale * sum.p), vocab_, kTypeOf<T>, e, false);
+  if (label_ >= 0) {
+    e[label_] = static_cast<T>(scale * c_.scalars.label_gradient(group, row_, sum));
+  }
+  c_.kernels.store(e, vocab_, out.dtype, out.data, out.accumulate);
 }
 
 template <class T>

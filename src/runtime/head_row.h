@@ -42,6 +42,29 @@ struct RowContext {
   bool entropy;       // per row
   bool metrics;
   bool single_sweep;  // the statistics of a row are one sweep over it
+
+  bool needs(int group) const {
+    const bool used = !layout.groups[static_cast<size_t>(group)].terms.empty();
+    return used || (group == layout.base_group && base_outputs);
+  }
+  cpu::RowSoftmax<T> student(int group, int64_t row) const {
+    const SoftmaxStatistics& s = scalars.softmax(group, row);
+    return {static_cast<T>(layout.groups[static_cast<size_t>(group)].scale), static_cast<T>(s.max),
+            static_cast<T>(s.log_sum), static_cast<T>(1 / s.sum)};
+  }
+
+  // A worker's scratch rows, [layout.scratch_stride] each; the last has room for block maxima
+  // behind its columns.
+  T* student_scratch(int worker) const { return scratch_row(worker, 0); }
+  T* teacher_scratch(int worker) const { return scratch_row(worker, layout.scratch_student); }
+  T* gradient_scratch(int worker) const {
+    return scratch_row(worker, layout.scratch_student + layout.scratch_teacher);
+  }
+  T* scratch_row(int worker, int index) const {
+    const int per_worker =
+        layout.scratch_student + layout.scratch_teacher + layout.scratch_gradient;
+    return scratch.data() + (worker * per_worker + index) * layout.scratch_stride;
+  }
 };
 
 // The row of a teacher with logits, by its index in the configuration. Borrows the callable.
@@ -75,17 +98,16 @@ class HeadRow {
   int64_t argmax() const;
 
  private:
-  T* scratch(int index) const;
   RowView effective();
   T* exponentials_at(const RowTarget& out) const;
   T* block_max() const;
   const T* teacher_row(int term);
-  cpu::RowSoftmax<T> student(int group) const;
   cpu::RowSoftmax<T> teacher(int term) const;
   double teacher_scale(int term) const;
   double log_q_tail(int term);
   template <class Use>
   auto with_top_k(int term, Use&& use);
+  void store_through_scratch(const RowTarget& out, int group, const RowCoefficients& sum);
   void add_group(int group, bool add, T* g);
 
   const RowContext<T>& c_;

@@ -9,6 +9,7 @@
 #include "runtime/head_products.h"
 #include "runtime/head_row.h"
 #include "runtime/head_scalars.h"
+#include "runtime/head_strip.h"
 
 namespace ullage::lossk {
 namespace {
@@ -57,8 +58,7 @@ class HeadRun {
     }
     int sweeps = 0;
     for (int group = 0; group < static_cast<int>(layout.groups.size()); ++group) {
-      const bool used = !layout.groups[static_cast<size_t>(group)].terms.empty();
-      sweeps += used || (group == layout.base_group && context_.base_outputs);
+      sweeps += context_.needs(group);
     }
     context_.single_sweep =
         sweeps == 1 && !layout.needs_effective_row && !context_.entropy && !context_.metrics;
@@ -120,33 +120,69 @@ class HeadRun {
     const auto chunk = static_cast<size_t>(layout_.chunk);
     for (size_t begin = 0; begin < live.size(); begin += chunk) {
       const auto rows = live.subspan(begin, std::min(chunk, live.size() - begin));
+      if (layout_.strips()) {
+        if (phase != Phase::kGradient) visit_strips(rows, Phase::kStatistics);
+        if (gradient && phase != Phase::kStatistics) visit_strips(rows, Phase::kGradient);
+        continue;
+      }
+      const ColumnRange all{0, layout_.shape.vocab};
       // A single chunk still holds its logits from the statistics.
       if (layout_.makes_logits() && (phase != Phase::kGradient || live.size() > chunk)) {
-        products_.make_logits(rows);
+        products_.make_logits(rows, all);
       }
       visit(rows, phase, gradient);
       if (layout_.from_hidden() && gradient && phase != Phase::kStatistics) {
-        products_.add_gradients(rows);
+        products_.add_gradients(rows, all);
       }
     }
   }
 
-  void visit(std::span<const int64_t> rows, Phase phase, bool gradient) {
-    const auto count = static_cast<int64_t>(rows.size());
-    const int64_t per_task = std::max<int64_t>(1, kColumnsPerTask / layout_.shape.vocab);
+  // One phase of a chunk, whose logits are made a strip of columns at a time.
+  void visit_strips(std::span<const int64_t> rows, Phase phase) {
+    const int64_t vocab = layout_.shape.vocab;
+    const bool argmax = !outputs_.argmax.empty() || !outputs_.correct.empty();
+    auto* const best = reinterpret_cast<RowBest*>(slot(layout_.slots.best).data());
+    for (int64_t begin = 0; begin < vocab; begin += layout_.strip) {
+      const ColumnRange columns{begin, std::min(layout_.strip, vocab - begin)};
+      products_.make_logits(rows, columns);
+      in_tasks(static_cast<int64_t>(rows.size()), columns.count, [&](int64_t i, int worker) {
+        const int64_t row = rows[static_cast<size_t>(i)];
+        HeadStrip<T> strip(context_, row, worker, columns, products_.logits() + i * columns.count);
+        if (phase == Phase::kGradient) return strip.gradient();
+        strip.statistics(argmax ? best + i : nullptr);
+        if (columns.end() < vocab) return;
+        if (argmax) report_argmax(row, best[i].column);
+        scalars_.finish_row(row);
+      });
+      if (phase == Phase::kGradient) products_.add_gradients(rows, columns);
+    }
+  }
+
+  // work(i, worker) for rows i of `columns` columns each.
+  template <class Work>
+  void in_tasks(int64_t count, int64_t columns, Work&& work) {
+    const int64_t per_task = std::max<int64_t>(1, kColumnsPerTask / columns);
     pool_.run((count + per_task - 1) / per_task, [&](int64_t task, int worker) {
       for (int64_t i = task * per_task; i < std::min(count, (task + 1) * per_task); ++i) {
-        const int64_t row = rows[static_cast<size_t>(i)];
-        const auto teachers = [&](size_t teacher) { return teacher_row(teacher, row, i); };
-        HeadRow<T> head(context_, row, worker, logits_row(row, i), teachers);
-        const RowTarget target = gradient ? gradient_row(row, i) : RowTarget{};
-        if (phase != Phase::kGradient) {
-          if (!outputs_.argmax.empty() || !outputs_.correct.empty()) report_argmax(row, head);
-          head.statistics(gradient && phase == Phase::kBoth ? &target : nullptr);
-          scalars_.finish_row(row);
-        }
-        if (gradient && phase != Phase::kStatistics) head.gradient(target);
+        work(i, worker);
       }
+    });
+  }
+
+  void visit(std::span<const int64_t> rows, Phase phase, bool gradient) {
+    const auto count = static_cast<int64_t>(rows.size());
+    in_tasks(count, layout_.shape.vocab, [&](int64_t i, int worker) {
+      const int64_t row = rows[static_cast<size_t>(i)];
+      const auto teachers = [&](size_t teacher) { return teacher_row(teacher, row, i); };
+      HeadRow<T> head(context_, row, worker, logits_row(row, i), teachers);
+      const RowTarget target = gradient ? gradient_row(row, i) : RowTarget{};
+      if (phase != Phase::kGradient) {
+        const bool argmax = !outputs_.argmax.empty() || !outputs_.correct.empty();
+        if (argmax) report_argmax(row, head.argmax());
+        head.statistics(gradient && phase == Phase::kBoth ? &target : nullptr);
+        scalars_.finish_row(row);
+      }
+      if (gradient && phase != Phase::kStatistics) head.gradient(target);
     });
   }
 
@@ -172,9 +208,8 @@ class HeadRun {
     return {first + i * layout_.shape.vocab * size_of(made), made};
   }
 
-  void report_argmax(int64_t row, const HeadRow<T>& head) const {
+  void report_argmax(int64_t row, int64_t column) const {
     if (!scalars_.reports(row)) return;
-    const int64_t column = head.argmax();
     const auto i = static_cast<size_t>(row);
     if (!outputs_.argmax.empty()) outputs_.argmax[i] = column;
     if (!outputs_.correct.empty()) {

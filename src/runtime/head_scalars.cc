@@ -289,6 +289,12 @@ RowCoefficients HeadScalars::coefficients(int group, int64_t row) const {
   return c;
 }
 
+double HeadScalars::label_gradient(int group, int64_t row, const RowCoefficients& c) const {
+  const SoftmaxStatistics& s = softmax(group, row);
+  const double lp = s.label - s.log_sum;
+  return (c.p - c.l) * std::exp(lp) + c.l * std::expm1(lp);
+}
+
 double HeadScalars::sum_of(int term) const {
   double sum = extra_[term];
   for (const int64_t row : live_rows()) sum += terms_[term * n_tok_ + row].loss;

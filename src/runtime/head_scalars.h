@@ -54,6 +54,9 @@ class HeadScalars {
   // Over the label terms of the group.
   RowCoefficients coefficients(int group, int64_t row) const;
 
+  // p q_y - l at the row's label, without the cancellation of q_y near 1.
+  double label_gradient(int group, int64_t row, const RowCoefficients& c) const;
+
   // Everything in `outputs` that is one number per run or per row.
   void report(const Outputs& outputs) const;
 

@@ -60,6 +60,28 @@ TEST(HeadPlan, AccumulatorsAreBookedWhereTheGradientIsShorter) {
   EXPECT_EQ(booked(*shorter, "gradient accumulators"), 32 * 100 * 4);
 }
 
+TEST(HeadPlan, WithoutAGradientStripsAreEnough) {
+  const auto plan = lossk::plan({2048, 64, 151936}, label_loss(), {}, {});
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->mode(), "strips");
+  EXPECT_LT(plan->workspace_bytes(), 32 << 20);
+  EXPECT_EQ(plan->operations(), 2.0 * 2048 * 64 * 151936);
+  const auto entropy = lossk::plan({2048, 64, 151936}, label_loss(), {.entropy = true}, {});
+  ASSERT_TRUE(entropy);
+  EXPECT_EQ(entropy->mode(), "chunk");
+}
+
+TEST(HeadPlan, ATightBudgetRecomputes) {
+  const Shape shape{2048, 64, 151936};
+  const auto plan =
+      lossk::plan(shape, label_loss(), kBackward, {.budget_bytes = 16 << 20, .n_threads = 2});
+  ASSERT_TRUE(plan) << plan.status().to_string();
+  EXPECT_EQ(plan->mode(), "recompute");
+  EXPECT_LE(plan->workspace_bytes(), 16 << 20);
+  EXPECT_EQ(plan->operations(), 8.0 * 2048 * 64 * 151936);
+  EXPECT_EQ(plan->rejections().front().candidate, "chunk");
+}
+
 TEST(HeadPlan, ASegmentLossInChunksTakesTwoPasses) {
   HeadConfig config = label_loss();
   config.terms.push_back({.name = "gspo", .kind = LossKind::kGspo});

@@ -157,6 +157,49 @@ TEST(HeadRun, TheSameBitsAtEveryChunkAndThreadCount) {
   }
 }
 
+// Logits made a strip of columns at a time, twice where there is a gradient.
+TEST(HeadRun, StripsGiveTheBitsOfWholeRows) {
+  Rng rng(test_seed() + 11);
+  for (int round = 0; round < 8; ++round) {
+    SCOPED_TRACE(round);
+    RandomHead head = random_head(rng, 40, 5, 2 * 4096 + 77 * round);
+    head.config.terms = {{.name = "ce"}};
+    if (round % 2) {
+      head.config.terms.push_back({.name = "z", .kind = LossKind::kZLoss, .logits_scale = 0.7});
+      head.config.terms.push_back({.name = "gspo", .kind = LossKind::kGspo});
+    }
+    head.config.options = {.logits_scale = 1.1,
+                           .softcap = round % 4 == 2 ? 4.0 : 0,
+                           .bias = round % 3 == 1,
+                           .adapter_rank = round % 3 == 2 ? 2 : 0};
+    PlanCase c = case_of(head, round < 3 ? DType::kBF16 : round < 6 ? DType::kF32 : DType::kF64);
+    c.entropy = false;
+    c.limits = {.chunk = 40, .n_threads = 2};
+    const PlanOutcome whole = run_plan(c);
+    ASSERT_TRUE(whole.status.ok()) << whole.status.to_string();
+    EXPECT_EQ(whole.mode, "chunk");
+    c.limits.chunk = 31;  // too few rows to be worth their products
+    c.limits = {.budget_bytes = run_plan(c).workspace_bytes, .n_threads = 3};
+    const PlanOutcome strips = run_plan(c);
+    ASSERT_TRUE(strips.status.ok()) << strips.status.to_string();
+    EXPECT_EQ(strips.mode, "recompute");
+    EXPECT_LE(strips.workspace_bytes, c.limits.budget_bytes);
+    EXPECT_EQ(whole.bits, strips.bits);
+
+    c.gradient = false;
+    c.limits = {.chunk = 1 + below(rng, 40)};
+    const PlanOutcome forward = run_plan(c);
+    ASSERT_TRUE(forward.status.ok());
+    EXPECT_EQ(forward.mode, "strips");
+    EXPECT_EQ(forward.result.terms, whole.result.terms);
+    EXPECT_EQ(forward.result.token_loss, whole.result.token_loss);
+    EXPECT_EQ(forward.result.lse, whole.result.lse);
+    EXPECT_EQ(forward.result.label_log_prob, whole.result.label_log_prob);
+    EXPECT_EQ(forward.result.argmax, whole.result.argmax);
+    EXPECT_EQ(forward.result.correct, whole.result.correct);
+  }
+}
+
 TEST(HeadRun, PoisonInIgnoredRowsIsNeverRead) {
   Rng rng(test_seed() + 3);
   for (const int64_t d_model : {0, 4}) {

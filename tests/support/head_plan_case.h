@@ -55,6 +55,7 @@ struct PlanCase {
   bool accumulate = false;
   double initial = 0;  // what gradient buffers hold before
   bool policy_metrics = false;
+  bool entropy = true;
 };
 
 struct PlanOutcome {
@@ -75,7 +76,7 @@ inline PlanOutcome run_plan(PlanCase c) {
   const int64_t rank = c.config.options.adapter_rank;
   const bool from_hidden = d_model > 0;
   lossk::Request& request = c.request;
-  request.entropy = true;
+  request.entropy = c.entropy;
   request.policy_metrics = c.policy_metrics;
   if (c.gradient) {
     request.d_logits = !from_hidden;
@@ -181,7 +182,7 @@ inline PlanOutcome run_plan(PlanCase c) {
   out.token_loss = f64_out(r.token_loss);
   out.lse = f64_out(r.lse);
   if (!c.inputs.labels.empty()) out.label_log_prob = f64_out(r.label_log_prob);
-  out.entropy = f64_out(r.entropy);
+  if (c.entropy) out.entropy = f64_out(r.entropy);
   out.argmax = r.argmax;
   if (!c.inputs.labels.empty()) out.correct = r.correct;
   if (c.policy_metrics) out.policy_metrics = r.policy_metrics;

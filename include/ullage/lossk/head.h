@@ -129,8 +129,12 @@ struct Outputs {
 class ULLAGE_API HeadPlan {
  public:
   const std::string& kernel() const;
-  const std::string& mode() const;  // "from_logits", "chunk", "chunk_two_pass"
-  int64_t chunk() const;            // rows at a time
+  // "from_logits"; "chunk": the logits of `chunk` rows at a time; "chunk_two_pass": the same twice,
+  // for a gradient waits for whole segments; "strips": without a gradient, some columns at a time
+  // of `chunk` rows; "recompute": with one, where the budget holds few whole rows; makes strips
+  // twice. All give the same bits.
+  const std::string& mode() const;
+  int64_t chunk() const;  // rows at a time
   int64_t n_chunks() const;
   const std::vector<Booking>& bookings() const;
   int64_t workspace_bytes() const;
