@@ -105,7 +105,8 @@ TEST(HeadPlan, Refusals) {
   EXPECT_EQ(code({4, 4, 9}, {.input_dtype = DType::kF64}, {}), kHeadBadDtype);
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(code({kHuge, 4, 9}, {}, {}), kLossDimensionTooLarge);
-  EXPECT_EQ(code({1, 1, kHuge / 9}, {}, {.budget_bytes = int64_t{1} << 40}), kLossBadChunk);
+  EXPECT_EQ(code({1, 1, kHuge / 9}, {.entropy = true}, {.budget_bytes = int64_t{1} << 40}),
+            kLossBadChunk);
   EXPECT_EQ(code({kHuge / 80, 0, 9}, {}, {}), kLossDimensionTooLarge);
 }
 

@@ -353,6 +353,38 @@ TEST(HeadRun, SixteenBitStorageRoundsOnce) {
   }
 }
 
+// Types that are not computed in the accumulate type go another way; so do unaligned rows (vocab
+// 501).
+TEST(HeadRun, GradientsInEveryType) {
+  Rng rng(test_seed() + 12);
+  for (const DType input : {DType::kF32, DType::kF64}) {
+    for (const DType grad : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const bool smoothed : {false, true}) {
+        RandomHead head = random_head(rng, 4, 0, 501);
+        head.config.terms = {{.name = "ce", .label_smoothing = smoothed ? 0.1 : 0}};
+        head.inputs.logits = Stored(head.inputs.logits, input).values();
+        PlanCase c = case_of(head, input);
+        c.request.grad_dtype = grad;
+        c.accumulate = smoothed;
+        const PlanOutcome outcome = run_plan(c);
+        ASSERT_TRUE(outcome.status.ok()) << outcome.status.to_string();
+        const reference::HeadResult expected = reference::head_losses(c.config, c.inputs);
+        const double precision = grad == DType::kBF16  ? 0x1p-8
+                                 : grad == DType::kF16 ? 0x1p-11
+                                 : grad == DType::kF32 ? 0x1p-24
+                                                       : 0;
+        const double computed = input == DType::kF32 ? 2e-7 : 1e-15;
+        const double subnormal = grad == DType::kF16 ? 0x1p-25 : 0;
+        const Comparison compared =
+            compare(outcome.result.d_logits, expected.d_logits, [&](size_t i) {
+              return std::abs(expected.d_logits[i]) * precision * 1.001 + computed + subnormal;
+            });
+        EXPECT_TRUE(compared.ok) << compared.message;
+      }
+    }
+  }
+}
+
 TEST(HeadRun, RefusalsWriteNothing) {
   Rng rng(test_seed() + 10);
   RandomHead head = random_head(rng, 3, 0, 5);
