@@ -1,6 +1,5 @@
-// C = A B on Hopper: TMA loads multicast over a 2 x 2 cluster, two consumer warpgroups that take
-// tiles in turn (while one multiplies, the other is in its prologue or epilogue), a persistent
-// grid.
+// C = A B on Hopper: TMA loads multicast over a cluster, a producer warpgroup and two consumers
+// (config.h), a persistent grid.
 //
 // Every element of C is one chain of k16 tensor-core steps in ascending k, started at zero or at
 // C's old value: its bits do not depend on the other rows, the grid or the tile order.
@@ -16,17 +15,19 @@ namespace ullage::cuda {
 // Cluster tiles are walked in this order: k slice outermost, then groups of m, then n, then m
 // within the group, so that the tiles in flight share a few rows of A and a few columns of B in L2.
 struct ProductGrid {
-  int m_tiles;       // cluster tiles of 2 * 128 rows
-  int n_tiles;       // cluster tiles of 2 * kN columns
+  int m_tiles;       // cluster tiles of Tile::kM * Tile::kClusterM rows
+  int n_tiles;       // cluster tiles of Tile::kN * Tile::kClusterN columns
   int m_group;       // m tiles walked together
   int k_slices;      // slices of k, each its own output
   int k_blocks;      // 64-deep blocks of the whole k
-  int slice_blocks;  // blocks of one slice; the last may be shorter
+  int slice_blocks;  // blocks of one slice; the last may be shorter, none is empty
 
   __host__ __device__ int64_t tiles() const { return int64_t{m_tiles} * n_tiles * k_slices; }
 };
 
 namespace sm90 {
+
+inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
 struct TilePosition {
   int m, n;  // first row, first column of this CTA's tile
@@ -52,10 +53,6 @@ __device__ __forceinline__ TilePosition locate(const ProductGrid& grid, int64_t 
           min(grid.slice_blocks, grid.k_blocks - first)};
 }
 
-template <Major kA, Major kB>
-__device__ __forceinline__ void multiply_step(float (&d)[64], uint64_t a, uint64_t b, int keep) {
-  wgmma_m64n128k16<kA == Major::kMN, kB == Major::kMN>(d, a, b, keep);
-}
 template <Major kA, Major kB>
 __device__ __forceinline__ void multiply_step(float (&d)[96], uint64_t a, uint64_t b, int keep) {
   wgmma_m64n192k16<kA == Major::kMN, kB == Major::kMN>(d, a, b, keep);
@@ -87,16 +84,22 @@ __device__ __forceinline__ void multiply_block(float (&acc)[Tile::kHalves][Tile:
 }
 
 // Launched in clusters of Tile::kCluster blocks.
-// Epilogue: struct with Params, and static
-//   bool begin(params, position, acc, first_row, thread)   fills acc with C's old values (true), or
-//   leaves it (false: start at zero) void end(params, position, acc, first_row, thread)     stores
-//   the tile
+//
+// An epilogue is a struct with Params and two static functions of (params, position, acc,
+// first_row, thread), first_row being the warpgroup's first within the tile:
+//   bool begin   fills acc with C's old values (true) or leaves it (false: start at zero)
+//   void end     stores the tile
 template <class Tile, Major kA, Major kB, class Epilogue>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     product_kernel(const __grid_constant__ CUtensorMap a_map,
                    const __grid_constant__ CUtensorMap b_map, const ProductGrid grid,
                    const typename Epilogue::Params params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  // Strips of 64 columns, shared out whole among the CTAs that share B.
+  static_assert(Tile::kN % 64 == 0 && (Tile::kN / Tile::kClusterM) % 8 == 0);
+  static_assert(Tile::kM == 128 && 2 % Tile::kClusterN == 0, "A travels in two boxes of 64 rows");
+  // Consumers' and producer's registers together fit the multiprocessor's 65,536.
+  static_assert(128 * kProducerRegisters + 256 * kConsumerRegisters <= 65536);
   constexpr int kStages = Tile::kStages;
   extern __shared__ uint8_t raw_shared[];
   // 128-byte swizzle repeats every 1024 bytes; the dynamic base is the same in every CTA, so the
@@ -130,7 +133,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int64_t tile_step = gridDim.x / Tile::kCluster;
 
   if (warpgroup == 0) {
-    registers_lower<40>();
+    registers_lower<kProducerRegisters>();
     if (threadIdx.x == 0) {
       // A goes to the CTAs with this cta_m, B to those with this cta_n.
       const uint16_t row_mask =
@@ -174,7 +177,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       }
     }
   } else {
-    registers_raise<232>();
+    registers_raise<kConsumerRegisters>();
     constexpr bool kInTurn = Tile::kConsumers == Consumers::kInTurn;
     const int thread = threadIdx.x % 128;
     const int first_row = kInTurn ? 0 : (warpgroup - 1) * 64;  // of the tile
