@@ -15,6 +15,7 @@
 #include "cpu/dequant.h"
 #include "cpu/element.h"
 #include "cpu/lanes-inl.h"
+#include "cpu/product.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ullage::cpu::HWY_NAMESPACE {
@@ -28,10 +29,13 @@ HWY_INLINE float element_at(const Q8_0Block* row, int64_t k) { return decode_ele
 HWY_INLINE float element_at(const Q4_0Block* row, int64_t k) { return decode_element(row, k); }
 HWY_INLINE float element_at(const Q4_1Block* row, int64_t k) { return decode_element(row, k); }
 
+template <class T>
+inline constexpr bool kIsBlock = std::is_class_v<T> && sizeof(T) > 2;
+
 // Row `row` of a matrix with `stride` elements between rows.
 template <class T>
 HWY_INLINE const T* row_at(const T* base, int64_t row, int64_t stride) {
-  constexpr int64_t kElements = std::is_class_v<T> && sizeof(T) > 2 ? kQuantBlock : 1;
+  constexpr int64_t kElements = kIsBlock<T> ? kQuantBlock : 1;
   return base + row * (stride / kElements);
 }
 
@@ -106,17 +110,19 @@ HWY_INLINE hn::Vec<D> load_blocks(D d, const T* const* rows, int64_t step, int64
 }
 
 // A tile is kStep consecutive k of kGroups vectors of rows. read() calls sink(group, k + i, vector)
-// for i in [0, kStep), ascending for each group; and, because the tiles of one block of k are
-// walked row group by row group, prefetches the same k of the rows `ahead` bytes further on.
-template <class D, class T>
-struct ColumnTile {
+// for i in [0, kStep), ascending for each group; and, because a matrix is walked row group by row
+// group, prefetches the same k of the rows `ahead` bytes further on.
+template <class D, class T, int64_t kGroups>
+struct SquareTile {
   static constexpr int64_t kLanes = kLanesOf<D>;
   using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   static constexpr int64_t kPerWord = sizeof(Word) / sizeof(T);
   static constexpr int64_t kStep = kLanes * kPerWord;  // one cache line of each row with AVX-512
 
-  template <int64_t kGroups, class Sink>
-  static HWY_INLINE void read(D d, const T* const* rows, int64_t k, int64_t ahead, Sink& sink) {
+  HWY_INLINE SquareTile(const T* const* /*rows*/, int64_t /*k0*/, int64_t /*count*/) {}
+
+  template <class Sink>
+  HWY_INLINE void read(D d, const T* const* rows, int64_t k, int64_t ahead, Sink& sink) const {
     const hn::Rebind<Word, D> dw;
     HWY_UNROLL(2)
     for (int64_t g = 0; g < kGroups; ++g) {
@@ -125,7 +131,7 @@ struct ColumnTile {
       for (int64_t i = 0; i < kLanes; ++i) {
         const T* const from = rows[g * kLanes + i] + k;
         w[i] = hn::LoadU(dw, reinterpret_cast<const Word*>(from));
-        hwy::Prefetch(reinterpret_cast<const char*>(from) + ahead);
+        prefetch_to_l2(reinterpret_cast<const char*>(from) + ahead);
       }
       transpose_square(dw, w);
       HWY_UNROLL(16)
@@ -168,103 +174,126 @@ HWY_INLINE void load_words(D d, const T* const* rows, int64_t offset, hn::Vec<D>
   transpose_in_blocks(d, w);
 }
 
-// The float16 at byte `offset` of each row.
-template <class D, class T>
-HWY_INLINE hn::Vec<D> load_scales(D d, const T* const* rows, int64_t offset) {
-  HWY_ALIGN F16 lanes[kLanesOf<D>];
-  for (int64_t i = 0; i < kLanesOf<D>; ++i) {
-    std::memcpy(&lanes[i], reinterpret_cast<const uint8_t*>(rows[i]) + offset, sizeof(F16));
-  }
-  return load_lanes(d, lanes);
-}
-
 // A quantised tile is one block of each row. A sum waits 4 cycles for its last multiply-add, so the
-// groups take turns at every k.
-template <class D, class Block>
+// groups take turns at every k. The scales of a whole block of k are collected first: a vector load
+// right behind the narrow stores that filled it would wait for them to leave the store queue.
+template <class D, class Block, int64_t kGroups>
 struct BlockTile {
   static constexpr int64_t kLanes = kLanesOf<D>;
+  static constexpr bool kHasMinimum = std::is_same_v<Block, Q4_1Block>;
+  static constexpr int64_t kMaxBlocks = kProductKBlock / kQuantBlock;
   static constexpr int64_t kStep = kQuantBlock;
   static constexpr bool kIsByte = std::is_same_v<Block, Q8_0Block>;
   using V = hn::Vec<D>;
   using DI = hn::Rebind<int32_t, D>;
 
-  // Element `byte` of each word of four bytes, or of its low or (kHigh) high nibbles.
+  // Byte kByte of each word, or its low or (kHigh) high half, widened as decode_element does: the
+  // bits go to the top of a float's mantissa under a constant exponent, which is one shift and one
+  // AndOr.
   template <int kByte, bool kHigh>
-  static HWY_INLINE V widen_part(D d, hn::Vec<DI> words, V scale, V minimum) {
+  static HWY_INLINE V widen_part(D d, hn::Vec<DI> words, V scale, V offset) {
     const DI di;
-    if constexpr (kIsByte) {
-      const auto q = hn::ShiftRight<24>(hn::ShiftLeft<24 - 8 * kByte>(words));
-      return hn::Mul(scale, hn::ConvertTo(d, q));
+    constexpr int kBits = kIsByte ? 8 : 4;
+    constexpr int kFrom = 8 * kByte + (kHigh && !kIsByte ? 4 : 0), kTo = 23 - kBits;
+    const auto shifted = [&] {
+      if constexpr (kFrom < kTo)
+        return hn::ShiftLeft<kTo - kFrom>(words);
+      else
+        return hn::ShiftRight<kFrom - kTo>(words);
+    }();
+    constexpr int32_t kMask = ((1 << kBits) - 1) << kTo;
+    const auto exponent = hn::Set(di, (127 + kBits) << 23);  // 2^kBits
+    const V raised = hn::BitCast(d, hn::OrAnd(exponent, shifted, hn::Set(di, kMask)));
+    if constexpr (std::is_same_v<Block, Q4_1Block>) {
+      return fma(d, scale, hn::Sub(raised, hn::Set(d, 16.0f)), offset);
     } else {
-      const auto q = hn::And(hn::ShiftRight<8 * kByte + (kHigh ? 4 : 0)>(words), hn::Set(di, 15));
-      if constexpr (std::is_same_v<Block, Q4_0Block>) {
-        return hn::Mul(scale, hn::ConvertTo(d, hn::Sub(q, hn::Set(di, 8))));
-      } else {
-        return hn::Add(hn::Mul(scale, hn::ConvertTo(d, q)), minimum);
-      }
+      return fma(d, scale, raised, offset);
     }
   }
 
   // Four words of each group: sixteen elements from k on.
-  template <bool kHigh, int64_t kGroups, class Sink>
+  template <bool kHigh, class Sink>
   static HWY_INLINE void emit(D d, const hn::Vec<DI> (&w)[kGroups][4], const V* scale,
-                              const V* minimum, int64_t k, Sink& sink) {
+                              const V* offset, int64_t k, Sink& sink) {
     HWY_UNROLL(4)
     for (int64_t j = 0; j < 4; ++j) {
       [&]<int... kByte>(std::integer_sequence<int, kByte...>) HWY_ATTR {
-        (emit_byte<kByte, kHigh, kGroups>(d, w, j, scale, minimum, k + 4 * j, sink), ...);
+        (emit_byte<kByte, kHigh>(d, w, j, scale, offset, k + 4 * j, sink), ...);
       }(std::make_integer_sequence<int, 4>());
     }
   }
-  template <int kByte, bool kHigh, int64_t kGroups, class Sink>
+  template <int kByte, bool kHigh, class Sink>
   static HWY_INLINE void emit_byte(D d, const hn::Vec<DI> (&w)[kGroups][4], int64_t j,
-                                   const V* scale, const V* minimum, int64_t k, Sink& sink) {
+                                   const V* scale, const V* offset, int64_t k, Sink& sink) {
     HWY_UNROLL(2)
     for (int64_t g = 0; g < kGroups; ++g) {
-      sink(g, k + kByte, widen_part<kByte, kHigh>(d, w[g][j], scale[g], minimum[g]));
+      sink(g, k + kByte, widen_part<kByte, kHigh>(d, w[g][j], scale[g], offset[g]));
     }
   }
 
-  template <int64_t kGroups, class Sink>
-  static HWY_INLINE void read(D d, const Block* const* rows, int64_t k, int64_t ahead, Sink& sink) {
+  HWY_INLINE BlockTile(const Block* const* rows, int64_t k0, int64_t count)
+      : first_(k0 / kQuantBlock) {
+    for (int64_t i = 0; i < kGroups * kLanes; ++i) {
+      for (int64_t block = 0; block < count / kQuantBlock; ++block) {
+        const Block& from = rows[i][first_ + block];
+        scales_[block][i] = from.scale;
+        if constexpr (kHasMinimum) minimums_[block][i] = from.minimum;
+      }
+    }
+  }
+
+  template <class Sink>
+  HWY_INLINE void read(D d, const Block* const* rows, int64_t k, int64_t ahead, Sink& sink) const {
     const DI di;
+    const int64_t index = k / kQuantBlock - first_;
     const int64_t block = k / kQuantBlock * static_cast<int64_t>(sizeof(Block));
     for (int64_t i = 0; i < kGroups * kLanes; ++i) {
-      hwy::Prefetch(reinterpret_cast<const char*>(rows[i]) + block + ahead);
+      prefetch_to_l2(reinterpret_cast<const char*>(rows[i]) + block + ahead);
     }
-    V scale[kGroups], minimum[kGroups];
+    V scale[kGroups], offset[kGroups];
     hn::Vec<DI> w[kGroups][4];
-    const auto load = [&](int64_t offset) HWY_ATTR {
+    // Signed bytes become unsigned ones, 128 larger.
+    const auto load = [&](int64_t at) HWY_ATTR {
       HWY_UNROLL(2)
       for (int64_t g = 0; g < kGroups; ++g) {
-        load_words(di, rows + g * kLanes, block + offset, w[g]);
+        load_words(di, rows + g * kLanes, block + at, w[g]);
+        if constexpr (kIsByte) {
+          HWY_UNROLL(4)
+          for (int64_t j = 0; j < 4; ++j) {
+            w[g][j] = hn::Xor(w[g][j], hn::Set(di, static_cast<int32_t>(0x80808080u)));
+          }
+        }
       }
     };
+    HWY_UNROLL(2)
     for (int64_t g = 0; g < kGroups; ++g) {
-      scale[g] = load_scales(d, rows + g * kLanes, block);
-      minimum[g] = hn::Zero(d);
-      if constexpr (std::is_same_v<Block, Q4_1Block>) {
-        minimum[g] = load_scales(d, rows + g * kLanes, block + 2);
+      scale[g] = load_lanes(d, scales_[index] + g * kLanes);
+      if constexpr (kHasMinimum) {
+        offset[g] = load_lanes(d, minimums_[index] + g * kLanes);
+      } else {
+        offset[g] = hn::Mul(scale[g], hn::Set(d, kIsByte ? -384.0f : -24.0f));
       }
     }
     load(offsetof(Block, q));
-    emit<false, kGroups>(d, w, scale, minimum, k, sink);
+    emit<false>(d, w, scale, offset, k, sink);
     if constexpr (kIsByte) load(offsetof(Block, q) + 16);
-    emit<true, kGroups>(d, w, scale, minimum, k + 16, sink);
+    emit<true>(d, w, scale, offset, k + 16, sink);
   }
+
+ private:
+  int64_t first_;  // block of the row
+  F16 scales_[kMaxBlocks][kGroups * kLanes];
+  F16 minimums_[kHasMinimum ? kMaxBlocks : 1][kGroups * kLanes];
 };
-template <class D>
-struct ColumnTile<D, Q8_0Block> : BlockTile<D, Q8_0Block> {};
-template <class D>
-struct ColumnTile<D, Q4_0Block> : BlockTile<D, Q4_0Block> {};
-template <class D>
-struct ColumnTile<D, Q4_1Block> : BlockTile<D, Q4_1Block> {};
+template <class D, class T, int64_t kGroups>
+using ColumnTile =
+    std::conditional_t<kIsBlock<T>, BlockTile<D, T, kGroups>, SquareTile<D, T, kGroups>>;
 
 #endif  // HWY_TARGET != HWY_SCALAR
 
-// sink(g, k, vector) for each k in [k0, k0 + count), ascending: lane l is element k of row g *
-// Lanes(d) + l of the matrix at `base`. Rows from `valid` on repeat the last valid one; the caller
-// drops them.
+// sink(g, k, vector) for each k in [k0, k0 + count), at most kProductKBlock of them, ascending:
+// lane l is element k of row g * Lanes(d) + l of the matrix at `base`. Rows from `valid` on repeat
+// the last valid one; the caller drops them.
 template <int64_t kGroups, class D, class T, class Sink>
 HWY_INLINE void read_columns(D d, const T* base, int64_t stride, int64_t valid, int64_t k0,
                              int64_t count, Sink& sink) {
@@ -273,11 +302,12 @@ HWY_INLINE void read_columns(D d, const T* base, int64_t stride, int64_t valid, 
   for (int64_t i = 0; i < kRows; ++i) rows[i] = row_at(base, std::min(i, valid - 1), stride);
   int64_t k = k0;
 #if HWY_TARGET != HWY_SCALAR
-  using Tile = ColumnTile<D, T>;
+  using Tile = ColumnTile<D, T, kGroups>;
+  const Tile tile(rows, k0, count);
   const int64_t ahead = reinterpret_cast<const char*>(row_at(base, kRows, stride)) -
                         reinterpret_cast<const char*>(base);
   for (; k + Tile::kStep <= k0 + count; k += Tile::kStep) {
-    Tile::template read<kGroups>(d, rows, k, ahead, sink);
+    tile.read(d, rows, k, ahead, sink);
   }
 #endif
   for (; k < k0 + count; ++k) {

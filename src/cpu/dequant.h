@@ -1,16 +1,20 @@
 // Widening a stored row to float32, element by element.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "cpu/element.h"
 
 namespace ullage::cpu {
 
-// Element k of a quantised row.
+// Element k of a quantised row. Q8_0 and Q4_0 are written as the vector kernels compute them, scale
+// * (256 + (q + 128)) - 384 * scale and scale * (16 + n) - 24 * scale in one fused step: exactly
+// scale * q, and the same zeros and NaN.
 inline float decode_element(const Q8_0Block* row, int64_t k) {
   const Q8_0Block& block = row[k / kQuantBlock];
-  return block.scale.to_float() * static_cast<float>(block.q[k % kQuantBlock]);
+  const float scale = block.scale.to_float();
+  return std::fma(scale, static_cast<float>(384 + block.q[k % kQuantBlock]), -384.0f * scale);
 }
 template <class Block>
 int nibble_at(const Block& block, int64_t i) {
@@ -18,12 +22,14 @@ int nibble_at(const Block& block, int64_t i) {
 }
 inline float decode_element(const Q4_0Block* row, int64_t k) {
   const Q4_0Block& block = row[k / kQuantBlock];
-  return block.scale.to_float() * static_cast<float>(nibble_at(block, k % kQuantBlock) - 8);
+  const float scale = block.scale.to_float();
+  const int nibble = nibble_at(block, k % kQuantBlock);
+  return std::fma(scale, static_cast<float>(16 + nibble), -24.0f * scale);
 }
 inline float decode_element(const Q4_1Block* row, int64_t k) {
   const Q4_1Block& block = row[k / kQuantBlock];
-  return block.scale.to_float() * static_cast<float>(nibble_at(block, k % kQuantBlock)) +
-         block.minimum.to_float();
+  const int nibble = nibble_at(block, k % kQuantBlock);
+  return std::fma(block.scale.to_float(), static_cast<float>(nibble), block.minimum.to_float());
 }
 
 // dst[i] = element k0 + i of the row at `row`, for i < count. bf16 and f16 widen exactly; Q8_0 and

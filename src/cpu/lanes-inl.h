@@ -28,6 +28,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class D>
 inline constexpr int64_t kLanesOf = static_cast<int64_t>(hn::MaxLanes(D()));
 
+// Into the second-level cache only. The rows of a weight are often a multiple of 4 KiB apart, so a
+// column of them falls into one set of the first level, where lines asked for early push each other
+// out.
+template <class T>
+HWY_INLINE void prefetch_to_l2(const T* from) {
+  __builtin_prefetch(from, /*rw=*/0, /*locality=*/2);
+}
+
 // What a storage type is computed in.
 template <class T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;

@@ -72,7 +72,7 @@ void multiply_tile(const T* HWY_RESTRICT a, int64_t a_step, const T* HWY_RESTRIC
   }
   for (int64_t k = 0; k < depth; ++k) {
     hwy::Prefetch(a + kRowsAheadOfA * a_step);
-    __builtin_prefetch(ahead.at, 0, 2);  // into the second-level cache: the first is full
+    prefetch_to_l2(ahead.at);
     ahead.at += ahead.step;
     V columns[kVecs];
     HWY_UNROLL(3)
@@ -205,7 +205,7 @@ void pack_panels(D d, const LaneOperand& operand, int64_t lane0, int64_t n_lanes
       return;
     }
     using Element = std::remove_cv_t<std::remove_pointer_t<decltype(base)>>;
-    if constexpr (!std::is_class_v<Element> || sizeof(Element) == 2) {  // blocks lie along k
+    if constexpr (!kIsBlock<Element>) {  // blocks lie along k
       // A row of lanes is short against a page: ask for the rows to come.
       constexpr int64_t kRowsAhead = 6;
       for (int64_t k = 0; k < depth; ++k) {
@@ -231,7 +231,7 @@ template <class T>
 void pack_few_rows(const LaneOperand& a, int64_t rows, int64_t k0, int64_t depth, T* to) {
   visit_elements<T>(a, [&](const auto* base) {
     using Element = std::remove_cv_t<std::remove_pointer_t<decltype(base)>>;
-    if constexpr (!std::is_class_v<Element> || sizeof(Element) == 2) {
+    if constexpr (!kIsBlock<Element>) {
       for (int64_t r = 0; r < rows; ++r) {
         const Element* const row = base + r * a.lane_stride + k0 * a.k_stride;
         for (int64_t k = 0; k < depth; ++k) to[k * rows + r] = widen(row[k * a.k_stride]);
@@ -401,11 +401,13 @@ struct Product {
   void multiply_rows_of_b(int64_t from, int64_t count) const {
     const D d;
     using V = hn::Vec<D>;
-    constexpr int64_t kGroups = kRows <= 4 ? 2 : 1;  // sums in flight against registers
     visit_elements<T>(b, [&](const auto* base) HWY_ATTR {
-      for (int64_t k = k0; k < k0 + n_k; k += kProductKBlock) {
-        const Meet meet = meet_at(k);
-        for (int64_t column = from; column < from + count; column += kGroups * kLanes) {
+      // Two groups where few sums are in flight and a tile leaves the registers for it.
+      using Element = std::remove_cv_t<std::remove_pointer_t<decltype(base)>>;
+      constexpr int64_t kGroups = kRows <= 4 && kIsBlock<Element> ? 2 : 1;
+      for (int64_t column = from; column < from + count; column += kGroups * kLanes) {
+        for (int64_t k = k0; k < k0 + n_k; k += kProductKBlock) {
+          const Meet meet = meet_at(k);
           const int64_t valid = std::min(kGroups * kLanes, from + count - column);
           // visit(vector of sums, where it lies in C, how many lanes lie in C)
           MultiplyColumns<D, kRows, kGroups> multiply;
