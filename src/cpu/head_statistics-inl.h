@@ -31,6 +31,26 @@ HWY_INLINE double block_exponentials(const In* u, T anchor, T scale, int64_t n, 
   })[0]);
 }
 
+// The block's sum but for the column that is 1; `e` as block_exponentials left it, where it did.
+template <bool kKeep, class T, class In>
+HWY_INLINE double sum_besides_one(const In* u, T anchor, T scale, int64_t n, const T* e) {
+  const RowTag<T> d;
+  const auto v_anchor = hn::Set(d, anchor), v_scale = hn::Set(d, scale), one = hn::Set(d, T(1));
+  return static_cast<double>(sum_row<1>(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
+    hn::Vec<RowTag<T>> y;
+    if constexpr (kKeep) {
+      y = load_some(d, e + j, count, T(0));
+    } else {
+      y = exp_to_one(d, hn::Mul(v_scale, hn::Sub(load_some(d, u + j, count, anchor), v_anchor)));
+    }
+    return std::array{hn::IfThenZeroElse(hn::Eq(y, one), y)};
+  })[0]);
+}
+
+// Where a block's sum is 1 and less than this, the others are added up again without the 1, beside
+// which they lost their digits: ln sum and 1 - q of a confident row are theirs.
+constexpr double kSmallRest = 1.0 / 32;
+
 // Online over blocks: (M, S) and (m, s) merge to M' = max(M, m), S' = S e^(M - M') + s e^(m - M').
 template <bool kKeep, class T, class In>
 RowSum row_exponentials(const In* u, T scale, int64_t n, RowSum row, T* e, T* block_max) {
@@ -40,7 +60,10 @@ RowSum row_exponentials(const In* u, T scale, int64_t n, RowSum row, T* e, T* bl
     // A block that is all -inf sums to 0 from any finite anchor, and to NaN from its maximum.
     const T anchor = largest == -std::numeric_limits<T>::infinity() ? T(0) : largest;
     if constexpr (kKeep) block_max[j / kRowBlock] = largest;
-    const double sum = block_exponentials<kKeep>(u + j, anchor, scale, count, kKeep ? e + j : e);
+    double sum = block_exponentials<kKeep>(u + j, anchor, scale, count, kKeep ? e + j : e);
+    if (sum >= 1 && sum < 1 + kSmallRest) {
+      sum = 1 + sum_besides_one<kKeep>(u + j, anchor, scale, count, kKeep ? e + j : e);
+    }
     const auto m = static_cast<double>(largest), s = static_cast<double>(scale);
     if (m > row.max) {
       row.sum = (row.sum == 0 ? 0 : row.sum * std::exp(s * (row.max - m))) + sum;

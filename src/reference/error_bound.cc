@@ -130,6 +130,7 @@ HeadErrorBounds head_error_bounds(const HeadConfig& config, const HeadInputs& in
   HeadErrorBounds bounds;
   std::vector<bool> read(n_tok, false);
   std::vector<TermContext> contexts;
+  contexts.reserve(config.terms.size());
   for (const LossTerm& term : config.terms) {
     contexts.push_back({term, options, in, nullptr, nullptr, nullptr});
   }

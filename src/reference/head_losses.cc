@@ -159,6 +159,7 @@ HeadResult head_losses(const HeadConfig& config, const HeadInputs& inputs) {
   // A row is read where it has a label or a term counts it.
   std::vector<bool> read(n_tok, false);
   std::vector<TermContext> contexts;
+  contexts.reserve(config.terms.size());
   for (const LossTerm& term : config.terms) {
     contexts.push_back({term, config.options, inputs, nullptr, nullptr, nullptr});
   }

@@ -253,10 +253,25 @@ TEST(HeadLayout, LabelGradientIsRoundedOnce) {
     out.d_logits = {d_logits.data(), DType::kBF16, 1, 1000, 1000};
     run({1, 0, 1000}, kSum,
         {.input_dtype = DType::kBF16, .grad_dtype = DType::kBF16, .d_logits = true}, {}, in, out);
-    // The float32 sum of a thousand exponentials around 1 is good to some 1e-6 of its size: one
-    // more unit of bf16 at the smaller gradient. A difference of rounded numbers would be off by
-    // all of it.
-    EXPECT_NEAR(d_logits.values()[7], right[i], .006 * std::abs(right[i]));
+    EXPECT_NEAR(d_logits.values()[7], right[i], 1e-6 * std::abs(right[i]));
+  }
+}
+
+// The same in float32, where the others are a millionth of the label: their sum keeps its digits.
+TEST(HeadLayout, ConfidentRowsKeepTheirDigits) {
+  constexpr int64_t v = 2000;
+  for (const double z : {8.0, 12.0, 16.0, 20.0}) {
+    PlanCase c;
+    c.config = kSum;
+    c.inputs.shape = {1, 0, v};
+    c.inputs.logits.assign(v, 0);
+    c.inputs.logits[1234] = z;
+    c.inputs.labels = {1234};
+    c.request.input_dtype = c.request.grad_dtype = DType::kF32;
+    const HeadResult result = run_plan(c).result;
+    const double rest = (v - 1) * std::exp(-z);
+    EXPECT_NEAR(result.total, std::log1p(rest), 1e-6 * std::log1p(rest)) << z;
+    EXPECT_NEAR(result.d_logits[1234], -rest / (1 + rest), 1e-6 * rest) << z;
   }
 }
 
@@ -421,8 +436,7 @@ TEST(HeadLayout, RowStridesBeyond32Bits) {
   EXPECT_NEAR(loss[0], std::log(5), 1e-7);
   EXPECT_NEAR(loss[2], std::log(1 + 4 * std::exp(-10.0)), 1e-7);
   EXPECT_NEAR(rows[stride + 1], -.8, 1e-7);
-  // 1 - q of a float32 sum: a unit in the last place of 1.
-  EXPECT_NEAR(rows[2 * stride + 4], -4 * std::exp(-10.0) / (1 + 4 * std::exp(-10.0)), 0x1p-23);
+  EXPECT_NEAR(rows[2 * stride + 4], -4 * std::exp(-10.0) / (1 + 4 * std::exp(-10.0)), 1e-10);
   munmap(memory, bytes);
 }
 
