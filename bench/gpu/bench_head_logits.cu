@@ -396,8 +396,8 @@ void sweep_shape(Shapes& shape) {
   const Mix ce_z = label_mixes()[1], forward = distillation_mixes()[1],
             mixed = distillation_mixes()[3];
   runs_of_each = 3;
-  for (const int cluster : {1, 2, 4, 8, 16}) {
-    for (const int warps : {3, 4, 5, 6, 8, 11, 16}) {
+  for (const int cluster : {1, 2, 4, 8}) {
+    for (const int warps : {4, 5, 6, 8, 11, 16}) {
       const cuda::Tuning tuning = {cluster, warps};
       shape.measure(ce_z, Shapes::kOutOfPlace, "", tuning);
       shape.measure({"ce", {kCe}}, Shapes::kForward, "", tuning);

@@ -44,7 +44,8 @@ struct SoftmaxError {
     double sum = 0;
     for (int64_t j = 0; j < vocab; ++j) sum += std::exp(scale * (x[j] - max));
     log_sum = std::log(sum);
-    double d_sum = depth * kUnit;
+    // A strip is summed from its own maximum and brought to the row's by one more power of two.
+    double d_sum = (depth + 4) * kUnit + kExp2;
     std::vector<double> relative;
     for (int64_t j = 0; j < vocab; ++j) {
       const double a = scale * (x[j] - max);

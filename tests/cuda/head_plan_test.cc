@@ -19,7 +19,7 @@ Request bf16() {
 }
 
 TEST(CudaHeadPlan, KeepsEveryUsualRowOnAnH200InItsClusters) {
-  for (const int64_t vocab : {1, 31, 1000, 32000, 50257, 151936, 262144}) {
+  for (const int64_t vocab : {1025, 8003, 32000, 50257, 151936, 262144}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       Request request = {.input_dtype = dtype, .grad_dtype = dtype, .d_logits = true};
       HeadConfig config = distillation(vocab, Divergence::kReverseKl);
@@ -39,6 +39,16 @@ TEST(CudaHeadPlan, StreamsRowsThatNoClusterHolds) {
   EXPECT_EQ(plan->kernel(), "head_rows_sm80_streamed");
   ASSERT_EQ(plan->rejections().size(), 1u);
   EXPECT_NE(plan->rejections()[0].reason.find("2000000 columns"), std::string::npos);
+}
+
+TEST(CudaHeadPlan, StreamsRowsOfOneStrip) {
+  const auto plan = plan_cuda({8, 0, 1000}, cross_entropy(), bf16(), {});
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->kernel(), "head_rows_sm80_streamed");
+  const auto forced =
+      plan_cuda({8, 0, 1000}, cross_entropy(), bf16(), {.kernel = "head_rows_sm90_cluster"});
+  ASSERT_TRUE(forced.ok());
+  EXPECT_EQ(forced->kernel(), "head_rows_sm90_cluster");
 }
 
 TEST(CudaHeadPlan, TakesAnAmpereAndRefusesATuring) {
@@ -70,7 +80,7 @@ TEST(CudaHeadPlan, BookingsAddUp) {
 
 TEST(CudaHeadPlan, LayoutsFitAndCoverTheRow) {
   const CudaDevice h200;
-  for (int64_t vocab = 1; vocab < 300'000; vocab += 1 + vocab / 7) {
+  for (int64_t vocab = 1025; vocab < 300'000; vocab += 1 + vocab / 7) {
     for (int family = 0; family < cuda::kFamilies; ++family) {
       std::vector<Rejection> rejections;
       const auto layout = cuda::choose_row_layout(

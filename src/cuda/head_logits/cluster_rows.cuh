@@ -2,15 +2,15 @@
 // strips. One read of the logits (and of the teacher), one write of the gradient:
 //
 //   load         a bulk copy of each warp's span -> its mbarrier
-//   pass 1       the warp's maximum      -> every block's table -> every block's mbarrier
-//   pass 2       the sums of each strip  -> every block's table -> every block's mbarrier
-//   gradient     written over the span in shared memory, bulk-stored from there
+//   reduce       each strip's maximum, then its sums -> every block's table, counted on its
+//   mbarrier gradient     written over the span in shared memory, bulk-stored from there
 //
-// A warp loads, reduces and stores its own span of strips and meets the others only in the two
-// exchanges: stores into the peers' shared memory that count themselves on the peers' barriers. A
-// peer can store for the next row only after it has seen all sums of this one, hence after every
-// warp has read this row's maxima; likewise for the sums. While one block waits, the others on the
-// multiprocessor compute.
+// A warp loads, reduces and stores its own span of strips and meets the others only in the
+// exchange: stores into the peers' shared memory that count themselves on the peers' barriers.
+// Tables and barriers of the exchange alternate between rows: a peer can be one row ahead, when it
+// stores for the next row while a warp here still reads this one's sums, but not two, for that
+// takes this warp's own sums of the next. While one block waits, the others on the multiprocessor
+// compute.
 #pragma once
 
 #include "cuda/head_logits/row_process.cuh"
@@ -21,35 +21,34 @@ namespace ullage::lossk::cuda {
 
 namespace ptx = ullage::cuda::ptx;
 
+inline constexpr int kExchangeBarriers = 3;
+
 template <class Kind>
 struct ClusterStrips {
   using T = typename Kind::Element;
 
   const HeadParams& p;
   T* kept;             // this warp's span; the teacher's is teacher_offset further
-  float* partials;     // [n_partials][kMaxStrips]
+  float* partials;     // [2][n_sums][kMaxStrips], [n_extras][kMaxStrips]
   uint32_t loads;      // this warp's barrier
-  uint32_t exchanges;  // this block's barriers, one an exchange
+  uint32_t exchanges;  // this block's barriers: sums of even and of odd rows, extras
   int first_strip, last_strip;
   int span_columns;
   int teacher_offset;  // elements
   int warp, lane;
-  int global_warp;  // among those of the cluster that have strips
-  int n_global_warps;
-  int n_blocks;    // of the cluster that have strips
-  int64_t stride;  // rows between two of this cluster
+  int n_working_warps;  // of the block, if it is the only one that has strips
+  int n_blocks;         // of the cluster that have strips
+  int64_t stride;       // rows between two of this cluster
 
   int64_t row = 0;          // at work or on its way, or the end
   RowInputs inputs = {};    // of that row
   int64_t label_ahead = 0;  // of the row after it, as stored
-  uint32_t parity = 0;      // of all barriers
+  unsigned rows_done = 0;
   bool gain_known = false;
   float lane_gain = 0;
 
   __device__ int first() const { return first_strip; }
   __device__ int last() const { return last_strip; }
-  __device__ int max_slot() const { return global_warp; }
-  __device__ int n_maxima() const { return n_global_warps; }
 
   __device__ KeptStrip<T> student(int strip) const {
     return {kept + (strip - first_strip) * p.strip_columns, columns_of(p, strip)};
@@ -62,30 +61,44 @@ struct ClusterStrips {
   __device__ T* gradient_span() const { return kept; }
   __device__ bool gradient_aligned() const { return true; }
 
-  __device__ uint32_t barrier_of(Exchange exchange) const { return exchanges + exchange * 8; }
-  __device__ void publish(Exchange exchange, Partial partial, int at, float value) {
-    float* slot = partials + partial * kMaxStrips + at;
+  __device__ float* sums(int which) const {
+    const int table = static_cast<int>(rows_done % 2) * kSums<Kind::kFamily>;
+    return partials + (table + which) * kMaxStrips;
+  }
+  __device__ float* extras(int which) const {
+    return partials + (2 * kSums<Kind::kFamily> + which) * kMaxStrips;
+  }
+  __device__ uint32_t sums_barrier() const { return exchanges + rows_done % 2 * 8; }
+  __device__ uint32_t extras_barrier() const { return exchanges + 16; }
+
+  __device__ void publish(float* slot, float value, uint32_t barrier) {
     if (n_blocks == 1) {
       if (lane == 0) *slot = value;
     } else if (lane < n_blocks) {
-      ptx::store_in_block(ptx::shared_address(slot), lane, value, barrier_of(exchange));
+      ptx::store_in_block(ptx::shared_address(slot), lane, value, barrier);
     }
   }
-  __device__ void finish(Exchange exchange) {
+  __device__ void publish_sum(SumPartial which, int strip, float value) {
+    publish(sums(which) + strip, value, sums_barrier());
+  }
+  __device__ void publish_extra(ExtraPartial which, int strip, float value) {
+    publish(extras(which) + strip, value, extras_barrier());
+  }
+  __device__ void finish(uint32_t barrier, int values, uint32_t parity) {
     if (n_blocks == 1) {
       __syncwarp();
-      ptx::sync_warps(n_global_warps * 32);
+      ptx::sync_warps(n_working_warps * 32);
       return;
     }
-    if (warp == 0 && lane == 0) {
-      const int slots = exchange == kMaxima ? n_global_warps : p.n_strips;
-      const int values = values_of(exchange, Kind::kFamily, wants_extra(p));
-      ptx::barrier_expect(barrier_of(exchange), slots * values * 4);
-    }
+    if (warp == 0 && lane == 0) ptx::barrier_expect(barrier, p.n_strips * values * 4);
     __syncwarp();
-    ptx::barrier_wait(barrier_of(exchange), parity);
+    ptx::barrier_wait(barrier, parity);
   }
-  __device__ const float* partial(Partial which) const { return partials + which * kMaxStrips; }
+  __device__ void finish_sums() { finish(sums_barrier(), kSums<Kind::kFamily>, rows_done / 2 % 2); }
+  __device__ void finish_extras() {
+    finish(extras_barrier(), (wants_extra(p) ? kCommonExtras : 0) + kMixedExtras<Kind::kFamily>,
+           rows_done % 2);
+  }
 
   __device__ float gain() {
     if (!gain_known) {
@@ -137,7 +150,7 @@ struct ClusterStrips {
     for (int c = span_columns + lane; c < filled; c += 32) to[c] = minus_infinity<T>();
   }
 
-  __device__ void wait_for_row() { ptx::barrier_wait(loads, parity); }
+  __device__ void wait_for_row() { ptx::barrier_wait(loads, rows_done % 2); }
 
   __device__ void gradient_written() {
     ptx::fence_async_shared();
@@ -157,7 +170,7 @@ struct ClusterStrips {
 
   // Starts the next row once no store reads from this one any more.
   __device__ void row_done() {
-    parity ^= 1;
+    ++rows_done;
     __syncwarp();
     if (lane == 0) ptx::bulk_wait_reads();
     __syncwarp();
@@ -181,9 +194,6 @@ __global__ void __launch_bounds__(512, 2) cluster_rows(const __grid_constant__ H
   const int block_last = min(block_first + p.strips_per_block, p.n_strips);
   const int first_strip = block_first + warp * p.strips_per_warp;
   const int last_strip = min(first_strip + p.strips_per_warp, block_last);
-  const int strips_of_last_block = p.n_strips - (n_blocks - 1) * p.strips_per_block;
-  const int warps_of_last_block =
-      (strips_of_last_block + p.strips_per_warp - 1) / p.strips_per_warp;
   const uint32_t barriers = ptx::shared_address(cluster_shared + p.row_bytes + p.partial_bytes);
   ClusterStrips<Kind> strips{
       .p = p,
@@ -197,14 +207,13 @@ __global__ void __launch_bounds__(512, 2) cluster_rows(const __grid_constant__ H
       .teacher_offset = p.strips_per_block * p.strip_columns,
       .warp = warp,
       .lane = lane,
-      .global_warp = rank * n_warps + warp,
-      .n_global_warps = (n_blocks - 1) * n_warps + warps_of_last_block,
+      .n_working_warps = (p.n_strips + p.strips_per_warp - 1) / p.strips_per_warp,
       .n_blocks = n_blocks,
       .stride = ptx::n_clusters()};
   if (lane == 0) {
     ptx::barrier_init(strips.loads, 1);
     if (warp == 0) {
-      for (int i = 0; i < kExchanges; ++i) ptx::barrier_init(strips.exchanges + i * 8, 1);
+      for (int i = 0; i < kExchangeBarriers; ++i) ptx::barrier_init(strips.exchanges + i * 8, 1);
     }
     ptx::fence_barrier_init();
     ptx::fence_async_shared();

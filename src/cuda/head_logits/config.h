@@ -46,30 +46,16 @@ struct RowLayout {
 inline constexpr int64_t kMinStripColumns = 1024;
 // CUDA keeps this much of every block's shared memory to itself.
 inline constexpr int64_t kReservedSharedBytes = 1024;
-// Blocks that should fit a multiprocessor together: while one waits for its row or its peers, the
-// others keep memory busy.
-inline constexpr int kWantedBlocks = 3;
 inline constexpr int kMaxWarps = 16;
-inline constexpr int kExchangeBarriers = 3;
 // 64 registers a thread (__launch_bounds__(512, 2)) leave room for this many warps on a
 // multiprocessor. At 48 registers every family spills.
 inline constexpr int kResidentWarps = 32;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Strip sums that blocks exchange: maxima, sums, and what the optional extra pass sums.
+// Tables of strip values: the sums, of two rows, and those of the optional further pass.
 constexpr int n_partials(Family family) {
-  switch (family) {
-    case Family::kLabels:
-      return 5;
-    case Family::kForward:
-      return 9;
-    case Family::kReverse:
-      return 8;
-    case Family::kMixed:
-      return 12;
-  }
-  return 0;
+  return 2 * n_sums(family) + kCommonExtras + n_mixed_extras(family);
 }
 
 // A strip's columns: enough that 128 strips cover the row, few enough that short rows still use
@@ -99,7 +85,7 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
     layout.row_bytes =
         layout.strip_pitch_bytes * layout.strips_per_block * (family == Family::kLabels ? 1 : 2);
     layout.shared_bytes =
-        layout.row_bytes + layout.partial_bytes + (kMaxWarps + kExchangeBarriers) * 8;
+        layout.row_bytes + layout.partial_bytes + (int64_t{kMaxWarps} + 3) * 8;  // barriers
     const int64_t fit = resident_blocks(layout.shared_bytes, device);
     if (fit > 1) warps = kResidentWarps / fit;
     if (tuning.warps > 0) warps = tuning.warps;
@@ -150,15 +136,25 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, Family fa
     return pass_over("compiled for compute capability 90, and " + device.name + " has " +
                      describe(device.compute_capability));
   }
-  // The smallest cluster that leaves room for kWantedBlocks, then for fewer: a larger cluster
-  // waits for more peers.
-  for (int wanted = kWantedBlocks; wanted >= 1; --wanted) {
-    for (int cluster = 1; cluster <= device.max_cluster_blocks; cluster *= 2) {
+  if (forced.empty() && tuning.cluster == 0 && vocab <= kMinStripColumns) {
+    return pass_over("a row of " + describe(vocab) +
+                     " columns is one strip, which one warp streams out of L1 with less ado");
+  }
+  // Room for several blocks on a multiprocessor comes first, a small cluster second: a larger one
+  // waits for more peers, and 16 blocks crowd a GPC. The order is that of the sweeps on an H200
+  // (bench/results): 3 blocks of a cluster of 16 beat 1 of 8 (bf16, 262144 columns, a teacher), and
+  // 1 of 8 beats 2 of 16 (f32, 151936 columns, a teacher).
+  const struct {
+    int blocks, first_cluster, last_cluster;
+  } wishes[] = {{3, 1, 8}, {2, 1, 8}, {3, 16, 16}, {1, 1, 8}, {1, 16, 16}};
+  for (const auto& wish : wishes) {
+    for (int cluster = wish.first_cluster; cluster <= wish.last_cluster; cluster *= 2) {
+      if (cluster > device.max_cluster_blocks) break;
       if (tuning.cluster > 0 && cluster != tuning.cluster) continue;
       const RowLayout layout =
           layout_of(RowKernel::kCluster, vocab, size_of(dtype), family, device, cluster, tuning);
       if (layout.shared_bytes > device.shared_per_block_bytes) continue;
-      if (resident_blocks(layout.shared_bytes, device) >= wanted) return layout;
+      if (resident_blocks(layout.shared_bytes, device) >= wish.blocks) return layout;
     }
   }
   return pass_over("a row of " + describe(vocab) +

@@ -31,7 +31,8 @@ TermParams term_params(const LossTerm& term, const Inputs& inputs, const Outputs
       t.divisor *= static_cast<double>(term.max_length);
     }
   } else if (term.kind == LossKind::kDpo) {
-    t.divisor = static_cast<double>(inputs.pairs.size / 2);
+    const int64_t n_pairs = inputs.pairs.size / 2;
+    t.divisor = static_cast<double>(n_pairs);
   } else {
     t.census_divisor = true;
   }

@@ -100,9 +100,11 @@ Status launch_census(const HeadParams& params, CUstream_st* stream) {
 }
 
 Status launch_sequences(const HeadParams& params, CUstream_st* stream) {
-  ULLAGE_RETURN_IF_REFUSED(start("head_sum_sequences",
-                                 reinterpret_cast<const void*>(&sum_sequences), params,
-                                 blocks_of(params.n_segments + 1, 8), 256, 0, 1, false, stream));
+  if (params.n_segments > 0) {
+    ULLAGE_RETURN_IF_REFUSED(
+        start("head_sum_sequences", reinterpret_cast<const void*>(&sum_sequences), params,
+              static_cast<unsigned>(params.n_segments), kScalarThreads, 0, 1, false, stream));
+  }
   return start("head_slope_sequences", reinterpret_cast<const void*>(&slope_sequences), params,
                blocks_of(params.n_tok, 256), 256, 0, 1, false, stream);
 }

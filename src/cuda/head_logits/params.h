@@ -28,6 +28,16 @@ enum class Family : int {
 };
 inline constexpr int kFamilies = 4;
 
+// Values that a strip brings to an exchange between warps (row_sums.cuh).
+constexpr int n_sums(Family family) {
+  return family == Family::kLabels    ? 2
+         : family == Family::kForward ? 6
+         : family == Family::kReverse ? 5
+                                      : 4;
+}
+constexpr int n_mixed_extras(Family family) { return family == Family::kMixed ? 5 : 0; }
+inline constexpr int kCommonExtras = 3;
+
 // What a row kernel is compiled for.
 template <class T, Family kFamily_, bool kSoftcap_>
 struct RowKind {
@@ -35,6 +45,7 @@ struct RowKind {
   static constexpr Family kFamily = kFamily_;
   static constexpr bool kSoftcap = kSoftcap_;
   static constexpr bool kHasTeacher = kFamily_ != Family::kLabels;
+  static constexpr int kUnroll = kHasTeacher || kSoftcap_ ? 1 : 2;  // vectors under way in a pass
 };
 
 struct RowFloats {

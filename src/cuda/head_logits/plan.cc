@@ -61,9 +61,12 @@ Status check_taken(const Shape& shape, const HeadConfig& config, const Request& 
     return {kHeadShapeMismatch,
             "d_model is " + describe(shape.d_model) + "; accepted: 0, for the logits are given"};
   }
-  if (shape.vocab > INT32_MAX) {
-    return {kLossDimensionTooLarge, "vocab is " + describe(shape.vocab) +
-                                        "; accepted on a GPU: up to " + describe(INT32_MAX)};
+  // Columns are counted in 32 bits and so are blocks; offsets of elements are not.
+  for (const auto& [what, size] : {std::pair{"n_tok", shape.n_tok}, {"vocab", shape.vocab}}) {
+    if (size > INT32_MAX) {
+      return {kLossDimensionTooLarge, std::string(what) + " is " + describe(size) +
+                                          "; accepted on a GPU: up to " + describe(INT32_MAX)};
+    }
   }
   if (request.input_dtype == DType::kF64) {
     return {kHeadBadDtype, "the logits are f64; accepted on a GPU: f32, bf16, f16"};
@@ -149,7 +152,8 @@ void book_workspace(CudaHeadPlan::State& state) {
   book(state, kLogProbsSlice, "log-probabilities of the labels", n * 4);
   if (state.request.policy_metrics) book(state, kEntropySlice, "entropies", n * 4);
   if (segments) book(state, kSegmentTokensSlice, "tokens of each segment", n * 4);
-  book(state, kSegmentSumsSlice, "sums of each segment", state.n_sequence_terms * 2 * n * 8);
+  book(state, kSegmentSumsSlice, "sums of each segment",
+       int64_t{state.n_sequence_terms} * 2 * n * 8);
   book(state, kSlopesSlice, "slopes of sequence terms", state.n_sequence_terms * n * 4);
 }
 

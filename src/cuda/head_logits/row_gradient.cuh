@@ -65,8 +65,8 @@ __device__ inline void gradient_of_columns(const HeadParams& p, const RowSums& r
 }
 
 // Writes the gradient of adjacent columns to `to`, rounding once. `held`: the values it is added
-// to, or nullptr.
-template <class Kind, class Strip>
+// to, or nullptr. kPlain: no smoothing, nothing held.
+template <class Kind, bool kPlain, class Strip>
 __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
                                      const Strip& teacher, typename Kind::Element* to,
                                      bool to_aligned, const typename Kind::Element* held,
@@ -75,12 +75,12 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
                                      int lane) {
   // The label's column, counted from this lane's first.
   const int label_at = static_cast<int>(label - first_column) - lane * kLaneColumns;
-  for_each_vector(student, lane, [&](int column) {
+  for_each_vector<kPlain ? Kind::kUnroll : 1>(student, lane, [&](int column) {
     float x[8], t[8], g[8];
     load_logits<Kind>(p, student, column, x);
     if constexpr (Kind::kHasTeacher) unpack(teacher.load(column), t);
     gradient_of_columns<Kind::kFamily>(p, row, c, scales, x, t, g);
-    if (c.uniform != 0) {
+    if constexpr (!kPlain) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (column + i >= student.n) continue;
@@ -88,7 +88,7 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
       }
     }
     const int hit = label_at - (column - lane * kLaneColumns);
-    if (hit >= 0 && hit < kLaneColumns) {
+    if (static_cast<unsigned>(hit) < kLaneColumns) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (i == hit) g[i] -= c.label;
@@ -101,11 +101,13 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
         g[i] *= fmaf(-tanh_value, tanh_value, 1.0f);
       }
     }
-    if (held != nullptr) {
-      float before[8];
-      unpack(load_vector(held + column, student.n - column, is_aligned(held)), before);
+    if constexpr (!kPlain) {
+      if (held != nullptr) {
+        float before[8];
+        unpack(load_vector(held + column, student.n - column, is_aligned(held)), before);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) g[i] += before[i];
+        for (int i = 0; i < 8; ++i) g[i] += before[i];
+      }
     }
     store_vector(to + column, g, student.capacity(column), to_aligned);
   });

@@ -7,34 +7,15 @@
 //   Element* gradient_span()             where their gradient is written
 //   bool gradient_aligned()              ... in vectors
 //   void gradient_written()
-//   void publish(Exchange, Partial, slot, float)   by a whole warp
-//   void finish(Exchange)                returns when every warp's values are there
-//   const float* partial(Partial)
-//   int n_maxima()                       slots that hold a maximum; max_slot() is this warp's
+//   void publish_sum(SumPartial, strip, float), publish_extra(ExtraPartial, ...)   by a whole warp
+//   void finish_sums(), finish_extras()  return when every warp's values are there
+//   const float* sums(SumPartial), extras(ExtraPartial)
 //   float gain()                         lane t: of term t
 #pragma once
 
 #include "cuda/head_logits/row_gradient.cuh"
 
 namespace ullage::lossk::cuda {
-
-enum Exchange : int { kMaxima = 0, kSums = 1, kExtras = 2 };
-inline constexpr int kExchanges = 3;
-
-// Values a strip brings to an exchange (a warp, to kMaxima).
-__host__ __device__ constexpr int values_of(Exchange exchange, Family family, bool wants_extra) {
-  switch (exchange) {
-    case kMaxima:
-      return family == Family::kLabels ? 1 : 2;
-    case kSums:
-      return family == Family::kLabels    ? 1
-             : family == Family::kForward ? 4
-             : family == Family::kReverse ? 3
-                                          : 2;
-    default:
-      return (family == Family::kMixed ? 5 : 0) + (wants_extra ? 3 : 0);
-  }
-}
 
 __device__ inline bool wants_extra(const HeadParams& p) {
   return p.wants_entropy || p.wants_argmax || p.wants_smoothing;
@@ -83,74 +64,83 @@ __device__ inline void clear_row(const HeadParams& p, int64_t row, int first_str
 }
 
 template <class Kind, class Strips>
-__device__ inline RowSums reduce_row(const HeadParams& p, Strips& strips, int lane,
-                                     float& raw_max) {
+__device__ inline RowSums reduce_row(const HeadParams& p, Strips& strips, int lane) {
   constexpr Family kFamily = Kind::kFamily;
-  RowSums sums;
-  {
-    RunningMax<typename Kind::Element> max, teacher_max;
-    add_max(strips.student_span(), lane, max);
-    if constexpr (Kind::kHasTeacher) add_max(strips.teacher_span(), lane, teacher_max);
-    strips.publish(kMaxima, kMax, strips.max_slot(), warp_max(max.value()));
-    if constexpr (Kind::kHasTeacher) {
-      strips.publish(kMaxima, kTeacherMax, strips.max_slot(), warp_max(teacher_max.value()));
-    }
-  }
-  strips.finish(kMaxima);
-  raw_max = fold_max(strips.partial(kMax), strips.n_maxima(), lane);
-  sums.max = Kind::kSoftcap ? softcapped(p, raw_max) : raw_max;
-  sums.reference = sums.max * p.log2_scale;
-  if constexpr (Kind::kHasTeacher) {
-    sums.teacher_max = fold_max(strips.partial(kTeacherMax), strips.n_maxima(), lane);
-    sums.teacher_reference = sums.teacher_max * p.teacher_log2_scale;
-  }
-
   for (int s = strips.first(); s < strips.last(); ++s) {
-    const StripSums strip = strip_sums<Kind>(p, strips.student(s), strips.teacher(s), sums, lane);
-    strips.publish(kSums, kSum, s, strip.sum);
-    if constexpr (Kind::kHasTeacher) strips.publish(kSums, kTeacherSum, s, strip.teacher_sum);
-    if constexpr (kFamily == Family::kForward) {
-      strips.publish(kSums, kCross, s, strip.cross);
-      strips.publish(kSums, kForwardKl, s, strip.kl);
+    const StripSums strip = strip_sums<Kind>(p, strips.student(s), strips.teacher(s), lane);
+    strips.publish_sum(kMax, s, strip.max);
+    strips.publish_sum(kSum, s, strip.sum);
+    if constexpr (Kind::kHasTeacher) {
+      strips.publish_sum(kTeacherMax, s, strip.teacher_max);
+      strips.publish_sum(kTeacherSum, s, strip.teacher_sum);
     }
-    if constexpr (kFamily == Family::kReverse) strips.publish(kSums, kReverseKl, s, strip.kl);
+    if constexpr (kFamily == Family::kForward) {
+      strips.publish_sum(kCross, s, strip.cross);
+      strips.publish_sum(kForwardKl, s, strip.kl);
+    }
+    if constexpr (kFamily == Family::kReverse) strips.publish_sum(kReverseKl, s, strip.kl);
   }
-  strips.finish(kSums);
-  const auto total = [&](Partial partial) {
-    return fold_sum(strips.partial(partial), p.n_strips, lane);
-  };
-  sums.sum = total(kSum);
+  strips.finish_sums();
+
+  RowSums sums;
+  const int n = p.n_strips;
+  const StripShifts own = shifts_of<Kind>(p, strips.sums(kMax), lane);
+  sums.stored_max = own.stored_max;
+  sums.max = own.max;
+  sums.reference = own.reference;
+  sums.sum = fold(own.weight, n, lane, [&](int s, int) { return strips.sums(kSum)[s]; });
   sums.log2_sum = log2f(sums.sum);
   if constexpr (Kind::kHasTeacher) {
-    sums.teacher_sum = total(kTeacherSum);
+    const StripShifts other = teacher_shifts_of(p, strips.sums(kTeacherMax), lane);
+    const float* teacher_sums = strips.sums(kTeacherSum);
+    sums.teacher_max = other.max;
+    sums.teacher_reference = other.reference;
+    sums.teacher_sum = fold(other.weight, n, lane, [&](int s, int) { return teacher_sums[s]; });
     sums.teacher_log2_sum = log2f(sums.teacher_sum);
+    // u and v of the row are those of the strip plus the strip's shifts.
+    if constexpr (kFamily == Family::kForward) {
+      if (p.wants_cross) {
+        sums.cross = fold(other.weight, n, lane, [&](int s, int i) {
+          return fmaf(own.shift[i], teacher_sums[s], strips.sums(kCross)[s]);
+        });
+      }
+      if (p.wants_forward_kl) {
+        sums.forward_kl = fold(other.weight, n, lane, [&](int s, int i) {
+          return fmaf(own.shift[i] - other.shift[i], teacher_sums[s], strips.sums(kForwardKl)[s]);
+        });
+      }
+    }
+    if constexpr (kFamily == Family::kReverse) {
+      sums.reverse_kl = fold(own.weight, n, lane, [&](int s, int i) {
+        return fmaf(own.shift[i] - other.shift[i], strips.sums(kSum)[s],
+                    strips.sums(kReverseKl)[s]);
+      });
+    }
   }
-  if constexpr (kFamily == Family::kForward) {
-    sums.cross = total(kCross);
-    sums.forward_kl = total(kForwardKl);
-  }
-  if constexpr (kFamily == Family::kReverse) sums.reverse_kl = total(kReverseKl);
   if (kFamily != Family::kMixed && !wants_extra(p)) return sums;
 
   for (int s = strips.first(); s < strips.last(); ++s) {
     if constexpr (kFamily == Family::kMixed) {
       const MixedSums strip =
           strip_mixed_sums<Kind>(p, strips.student(s), strips.teacher(s), sums, lane);
-      strips.publish(kExtras, kMixedCross, s, strip.cross);
-      strips.publish(kExtras, kMixedForward, s, strip.forward);
-      strips.publish(kExtras, kMixedReverse, s, strip.reverse);
-      strips.publish(kExtras, kTeacherFromMix, s, strip.teacher_from_mix);
-      strips.publish(kExtras, kStudentFromMix, s, strip.student_from_mix);
+      strips.publish_extra(kMixedCross, s, strip.cross);
+      strips.publish_extra(kMixedForward, s, strip.forward);
+      strips.publish_extra(kMixedReverse, s, strip.reverse);
+      strips.publish_extra(kTeacherFromMix, s, strip.teacher_from_mix);
+      strips.publish_extra(kStudentFromMix, s, strip.student_from_mix);
     }
     if (wants_extra(p)) {
       const ExtraSums strip =
           strip_extra_sums<Kind>(p, strips.student(s), int64_t{s} * p.strip_columns, sums, lane);
-      strips.publish(kExtras, kEntropy, s, strip.entropy);
-      strips.publish(kExtras, kSmooth, s, strip.smooth);
-      strips.publish(kExtras, kArgmax, s, __int_as_float(strip.argmax));
+      strips.publish_extra(kEntropy, s, strip.entropy);
+      strips.publish_extra(kSmooth, s, strip.smooth);
+      strips.publish_extra(kArgmax, s, __int_as_float(strip.argmax));
     }
   }
-  strips.finish(kExtras);
+  strips.finish_extras();
+  const auto total = [&](ExtraPartial partial) {
+    return fold_sum(strips.extras(partial), n, lane);
+  };
   if constexpr (kFamily == Family::kMixed) {
     sums.cross = total(kMixedCross);
     sums.forward_kl = total(kMixedForward);
@@ -161,7 +151,7 @@ __device__ inline RowSums reduce_row(const HeadParams& p, Strips& strips, int la
   if (wants_extra(p)) {
     sums.entropy = total(kEntropy);
     sums.smooth = total(kSmooth);
-    sums.argmax = fold_min_index(strips.partial(kArgmax), p.n_strips, lane);
+    sums.argmax = fold_min_index(strips.extras(kArgmax), n, lane);
   }
   return sums;
 }
@@ -171,8 +161,7 @@ template <class Kind, class Strips>
 __device__ inline void process_row(const HeadParams& p, int64_t row, const RowInputs& in,
                                    Strips& strips, int lane, bool writes) {
   using T = typename Kind::Element;
-  float raw_max;
-  const RowSums sums = reduce_row<Kind>(p, strips, lane, raw_max);
+  const RowSums sums = reduce_row<Kind>(p, strips, lane);
   if (p.gradient == nullptr && !writes) return;
   const float gain = strips.gain();
   const float log_prob = in.label >= 0 ? label_log_prob<Kind>(p, in, sums) : 0.0f;
@@ -180,7 +169,8 @@ __device__ inline void process_row(const HeadParams& p, int64_t row, const RowIn
       evaluate_terms<Kind::kFamily>(p, row, in, sums, gain, log_prob, lane, writes);
   if (writes && lane == 0) {
     write_row(p, row, in.has_label, in, sums, log_prob);
-    const bool finite = raw_max < INFINITY && (!Kind::kHasTeacher || sums.teacher_max < INFINITY);
+    const bool finite =
+        sums.stored_max < INFINITY && (!Kind::kHasTeacher || sums.teacher_max < INFINITY);
     if (!finite) report(p, row, Fault::kNonFinite);
   }
   if (p.gradient == nullptr) return;
@@ -189,9 +179,16 @@ __device__ inline void process_row(const HeadParams& p, int64_t row, const RowIn
   const T* held = p.accumulate
                       ? static_cast<const T*>(p.gradient) + row * p.gradient_stride + first_column
                       : nullptr;
-  span_gradient<Kind>(p, strips.student_span(), strips.teacher_span(), strips.gradient_span(),
-                      strips.gradient_aligned(), held, first_column, in.label, sums, c, scales,
-                      lane);
+  const auto write_span = [&]<bool kPlain>() {
+    span_gradient<Kind, kPlain>(p, strips.student_span(), strips.teacher_span(),
+                                strips.gradient_span(), strips.gradient_aligned(), held,
+                                first_column, in.label, sums, c, scales, lane);
+  };
+  if (c.uniform == 0 && held == nullptr) {
+    write_span.template operator()<true>();
+  } else {
+    write_span.template operator()<false>();
+  }
   strips.gradient_written();
 }
 

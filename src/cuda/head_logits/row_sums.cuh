@@ -1,11 +1,12 @@
 // What a row's strips are reduced to, and how: one warp a strip, a butterfly in the warp, then the
 // strips in order. The order is fixed by the vocabulary (params.h, kMaxStrips).
 //
-// Exponentials are taken in base 2 of differences from the row's maximum, which is known before the
-// first of them: with c = scale * log2 e and the reference R = c * max x, rounded, u = x * c - R in
-// one fused multiply-add; v likewise for the teacher. R stands for the maximum everywhere, so its
-// own rounding cancels. A large common offset costs nothing, no sum is ever rescaled, and equal
-// rows give equal bits.
+// Exponentials are taken in base 2 of differences from a maximum that is known before the first of
+// them: with c = scale * log2 e and the reference R = c * max x, rounded, u = x * c - R in one
+// fused multiply-add; v likewise for the teacher. R stands for the maximum everywhere, so its own
+// rounding cancels. A strip's sums are taken from the strip's own maximum and brought to the row's
+// when the strips are added up, so one exchange between warps does. A large common offset costs
+// nothing, and equal rows give equal bits.
 #pragma once
 
 #include "cuda/head_logits/element.cuh"
@@ -18,34 +19,40 @@ __device__ inline float float_at(const RowFloats& v, int64_t i, float otherwise)
   return v.data == nullptr ? otherwise : v.data[i * v.stride];
 }
 
-// Where a quantity's strip values are kept, kMaxStrips floats each. Extra: a further pass, on
-// demand.
-enum Partial : int {
-  kMax = 0,      // by warp, not by strip: maxima have no order
-  kSum = 1,      // sum 2^u
-  kEntropy = 2,  // extra: sum 2^u u
-  kSmooth = 3,   // extra: sum w_j u_j
-  kArgmax = 4,   // extra: the smallest column whose logit is the maximum, as an int
-  kTeacherMax = 5,
-  kTeacherSum = 6,  // sum 2^v
-  // kForward
-  kCross = 7,      // sum 2^v u
-  kForwardKl = 8,  // sum 2^v (u - v)
-  // kReverse
-  kReverseKl = 7,  // sum 2^u (u - v)
-  // kMixed, extra: over normalised p and q, in base-2 logarithms
-  kMixedCross = 7,       // sum p log q
-  kMixedForward = 8,     // sum p log (p / q)
-  kMixedReverse = 9,     // sum q log (q / p)
-  kTeacherFromMix = 10,  // sum p log (p / m)
-  kStudentFromMix = 11,  // sum q log (q / m)
+// What a strip brings to the first exchange, kMaxStrips floats each.
+enum SumPartial : int {
+  kMax = 0,         // max x
+  kSum = 1,         // sum 2^u
+  kTeacherMax = 2,  // with a teacher
+  kTeacherSum = 3,  // sum 2^v
+  kCross = 4,       // kForward: sum 2^v u
+  kForwardKl = 5,   // kForward: sum 2^v (u - v)
+  kReverseKl = 4,   // kReverse: sum 2^u (u - v)
 };
+template <Family kFamily>
+inline constexpr int kSums = n_sums(kFamily);
+
+// And to the second, which only kMixed and what few ask for need: a further pass over the row.
+enum ExtraPartial : int {
+  kEntropy = 0,  // sum 2^u u
+  kSmooth = 1,   // sum w_j u_j
+  kArgmax = 2,   // the smallest column whose logit is the maximum, as an int
+  // kMixed: over normalised p and q, in base-2 logarithms
+  kMixedCross = 3,      // sum p log q
+  kMixedForward = 4,    // sum p log (p / q)
+  kMixedReverse = 5,    // sum q log (q / p)
+  kTeacherFromMix = 6,  // sum p log (p / m)
+  kStudentFromMix = 7,  // sum q log (q / m)
+};
+template <Family kFamily>
+inline constexpr int kMixedExtras = n_mixed_extras(kFamily);
 
 // The row's totals; the same in every thread of every block that works on the row.
 struct RowSums {
+  float stored_max = 0;  // before the softcap
   float max = 0, reference = 0, sum = 1, log2_sum = 0;
   float teacher_max = 0, teacher_reference = 0, teacher_sum = 1, teacher_log2_sum = 0;
-  float cross = 0, forward_kl = 0, reverse_kl = 0;  // base 2, as `Partial` has them
+  float cross = 0, forward_kl = 0, reverse_kl = 0;  // base 2, as the partials have them
   float teacher_from_mix = 0, student_from_mix = 0;
   float entropy = 0, smooth = 0;
   int argmax = -1;
@@ -56,42 +63,94 @@ __device__ inline float warp_sum(float x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
 }
+// Floats as ints of the same order; a canonical NaN is the largest.
+__device__ inline int ordered(float x) {
+  const int bits = __float_as_int(x);
+  return bits ^ (bits >> 31 & 0x7fffffff);
+}
 __device__ inline float warp_max(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    x = ullage::cuda::ptx::max_nan(x, __shfl_xor_sync(~0u, x, step));
-  }
-  return x;
-}
-
-// One quantity's strip values, added up in strip order by every warp for itself.
-__device__ inline float fold_sum(const float* partial, int n_strips, int lane) {
-  float x = 0;
-#pragma unroll
-  for (int strip = 0; strip < kMaxStrips; strip += 32) {
-    if (strip + lane < n_strips) x += partial[strip + lane];
-  }
-  return warp_sum(x);
-}
-__device__ inline float fold_max(const float* partial, int n, int lane) {
-  float x = minus_infinity<float>();
-#pragma unroll
-  for (int at = 0; at < kMaxStrips; at += 32) {
-    if (at + lane < n) x = ullage::cuda::ptx::max_nan(x, partial[at + lane]);
-  }
-  return warp_max(x);
-}
-__device__ inline int fold_min_index(const float* partial, int n_strips, int lane) {
-  int x = 0x7fffffff;
-#pragma unroll
-  for (int strip = 0; strip < kMaxStrips; strip += 32) {
-    if (strip + lane < n_strips) x = min(x, __float_as_int(partial[strip + lane]));
-  }
-  return __reduce_min_sync(~0u, x);
+  const int most = __reduce_max_sync(~0u, ordered(x));
+  return __int_as_float(most ^ (most >> 31 & 0x7fffffff));
 }
 
 __device__ inline float softcapped(const HeadParams& p, float z) {
   return p.softcap * tanhf(z * p.inverse_softcap);
+}
+
+// The reference of a maximum; that of nothing but -inf is 0, so that its columns stay -inf.
+__device__ inline float reference_of(float max, float log2_scale) {
+  return max == minus_infinity<float>() ? 0.0f : max * log2_scale;
+}
+
+// A lane's share of the strips: lane, lane + 32, ...
+inline constexpr int kLaneStrips = kMaxStrips / 32;
+
+// The maximum of the strips, and what each of this lane's strips' sums is multiplied by (2^shift)
+// to stand for the row's maximum.
+struct StripShifts {
+  float stored_max, max, reference;
+  float shift[kLaneStrips], weight[kLaneStrips];
+};
+template <class Cap>
+__device__ inline StripShifts shifts_of(const float* maxima, int n_strips, float log2_scale,
+                                        int lane, const Cap& cap) {
+  StripShifts s;
+  float mine[kLaneStrips];
+  float largest = minus_infinity<float>();
+#pragma unroll
+  for (int i = 0; i < kLaneStrips; ++i) {
+    const int strip = i * 32 + lane;
+    mine[i] = strip < n_strips ? maxima[strip] : minus_infinity<float>();
+    largest = ullage::cuda::ptx::max_nan(largest, mine[i]);
+  }
+  s.stored_max = warp_max(largest);
+  s.max = cap(s.stored_max);
+  s.reference = s.max * log2_scale;
+#pragma unroll
+  for (int i = 0; i < kLaneStrips; ++i) {
+    const bool empty = i * 32 + lane >= n_strips || cap(mine[i]) == minus_infinity<float>();
+    s.shift[i] = empty ? 0.0f : cap(mine[i]) * log2_scale - s.reference;
+    s.weight[i] = empty ? 0.0f : ullage::cuda::ptx::exp2_approx(s.shift[i]);
+  }
+  return s;
+}
+template <class Kind>
+__device__ inline StripShifts shifts_of(const HeadParams& p, const float* maxima, int lane) {
+  return shifts_of(maxima, p.n_strips, p.log2_scale, lane,
+                   [&](float x) { return Kind::kSoftcap ? softcapped(p, x) : x; });
+}
+__device__ inline StripShifts teacher_shifts_of(const HeadParams& p, const float* maxima,
+                                                int lane) {
+  return shifts_of(maxima, p.n_strips, p.teacher_log2_scale, lane, [](float x) { return x; });
+}
+
+// sum over strips of weight * value(strip, i), in strip order by every warp for itself.
+template <class Value>
+__device__ inline float fold(const float (&weight)[kLaneStrips], int n_strips, int lane,
+                             const Value& value) {
+  float x = 0;
+#pragma unroll
+  for (int i = 0; i < kLaneStrips; ++i) {
+    const int strip = i * 32 + lane;
+    if (strip < n_strips) x = fmaf(weight[i], value(strip, i), x);
+  }
+  return warp_sum(x);
+}
+__device__ inline float fold_sum(const float* partial, int n_strips, int lane) {
+  float x = 0;
+#pragma unroll
+  for (int i = 0; i < kLaneStrips; ++i) {
+    if (i * 32 + lane < n_strips) x += partial[i * 32 + lane];
+  }
+  return warp_sum(x);
+}
+__device__ inline int fold_min_index(const float* partial, int n_strips, int lane) {
+  int x = 0x7fffffff;
+#pragma unroll
+  for (int i = 0; i < kLaneStrips; ++i) {
+    if (i * 32 + lane < n_strips) x = min(x, __float_as_int(partial[i * 32 + lane]));
+  }
+  return __reduce_min_sync(~0u, x);
 }
 
 // A strip kept in shared memory: it starts at a multiple of 16 bytes and is filled up with -inf to
@@ -127,10 +186,12 @@ struct StreamedStrip {
   }
 };
 
-// Calls step(column) for each of this lane's vectors of a strip, in ascending order.
-template <class Strip, class Step>
+// Calls step(column) for each of this lane's vectors of a strip, in ascending order. kUnroll: how
+// many a warp has under way; with few warps on a multiprocessor one hides little of a step's
+// latency.
+template <int kUnroll, class Strip, class Step>
 __device__ inline void for_each_vector(const Strip& strip, int lane, const Step& step) {
-#pragma unroll 1
+#pragma unroll kUnroll
   for (int start = 0; start < strip.n; start += kWarpColumns) {
     const int column = start + lane * kLaneColumns;
     if (strip.holds(column)) step(column);
@@ -150,9 +211,12 @@ __device__ inline void load_logits(const HeadParams& p, const Strip& strip, int 
   }
 }
 
+// The maximum of a strip's stored columns; in every lane.
 template <class T, class Strip>
-__device__ inline void add_max(const Strip& strip, int lane, RunningMax<T>& running) {
-  for_each_vector(strip, lane, [&](int column) { running.add(strip.load(column)); });
+__device__ inline float strip_max(const Strip& strip, int lane) {
+  RunningMax<T> running;
+  for_each_vector<4>(strip, lane, [&](int column) { running.add(strip.load(column)); });
+  return warp_max(running.value());
 }
 
 // Pairs first: three roundings for eight columns.
@@ -160,22 +224,30 @@ __device__ inline float tree_sum(const float (&e)[8]) {
   return ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
 }
 
-// What one strip adds to the sums that need only the maxima.
+// What one strip brings to the first exchange.
 struct StripSums {
-  float sum = 0, teacher_sum = 0, cross = 0, kl = 0;
+  float max = 0, sum = 0, teacher_max = 0, teacher_sum = 0, cross = 0, kl = 0;
 };
 
 template <class Kind, class Strip>
 __device__ inline StripSums strip_sums(const HeadParams& p, const Strip& student,
-                                       const Strip& teacher, const RowSums& row, int lane) {
+                                       const Strip& teacher, int lane) {
   constexpr Family kFamily = Kind::kFamily;
+  using T = typename Kind::Element;
   StripSums s;
-  for_each_vector(student, lane, [&](int column) {
+  s.max = strip_max<T>(student, lane);
+  const float reference = reference_of(Kind::kSoftcap ? softcapped(p, s.max) : s.max, p.log2_scale);
+  float teacher_reference = 0;
+  if constexpr (Kind::kHasTeacher) {
+    s.teacher_max = strip_max<T>(teacher, lane);
+    teacher_reference = reference_of(s.teacher_max, p.teacher_log2_scale);
+  }
+  for_each_vector<Kind::kUnroll>(student, lane, [&](int column) {
     float x[8], e[8];
     load_logits<Kind>(p, student, column, x);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      x[i] = fmaf(x[i], p.log2_scale, -row.reference);
+      x[i] = fmaf(x[i], p.log2_scale, -reference);
       e[i] = ullage::cuda::ptx::exp2_approx(x[i]);
     }
     s.sum += tree_sum(e);
@@ -184,7 +256,7 @@ __device__ inline StripSums strip_sums(const HeadParams& p, const Strip& student
       unpack(teacher.load(column), t);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        t[i] = fmaf(t[i], p.teacher_log2_scale, -row.teacher_reference);
+        t[i] = fmaf(t[i], p.teacher_log2_scale, -teacher_reference);
         et[i] = ullage::cuda::ptx::exp2_approx(t[i]);
       }
       s.teacher_sum += tree_sum(et);
@@ -235,7 +307,7 @@ template <class Kind, class Strip>
 __device__ inline MixedSums strip_mixed_sums(const HeadParams& p, const Strip& student,
                                              const Strip& teacher, const RowSums& row, int lane) {
   MixedSums s;
-  for_each_vector(student, lane, [&](int column) {
+  for_each_vector<1>(student, lane, [&](int column) {
     float x[8], t[8];
     load_logits<Kind>(p, student, column, x);
     unpack(teacher.load(column), t);
@@ -277,7 +349,7 @@ template <class Kind, class Strip>
 __device__ inline ExtraSums strip_extra_sums(const HeadParams& p, const Strip& student,
                                              int64_t first_column, const RowSums& row, int lane) {
   ExtraSums s;
-  for_each_vector(student, lane, [&](int column) {
+  for_each_vector<1>(student, lane, [&](int column) {
     float x[8];
     load_logits<Kind>(p, student, column, x);
 #pragma unroll

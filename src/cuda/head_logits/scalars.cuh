@@ -94,27 +94,25 @@ __global__ void __launch_bounds__(kScalarThreads) census(const __grid_constant__
   }
 }
 
-// A warp a segment and sequence term: the sums of its labelled rows, in row order lane by lane.
-__global__ void __launch_bounds__(256) sum_sequences(const __grid_constant__ HeadParams p) {
-  const int64_t segment = int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  if (segment >= p.n_segments) return;
+// A block a segment: for each sequence term the sums over its labelled rows.
+__global__ void __launch_bounds__(kScalarThreads)
+    sum_sequences(const __grid_constant__ HeadParams p) {
+  __shared__ double scratch[kScalarThreads / 32];
+  const int64_t segment = blockIdx.x;
   for (int t = 0; t < p.n_terms; ++t) {
     const TermParams& term = p.terms[t];
     if (term.sequence < 0) continue;
     const RowFloats& base = term.kind == LossKind::kDpo ? p.reference_log_probs : p.old_log_probs;
     double log_ratio = 0, advantage = 0;
-    for (int64_t row = lane; row < p.n_tok; row += 32) {
-      if (label_column(p, row) < 0 || index_at(p.segments, row) != segment) continue;
+#pragma unroll 4
+    for (int64_t row = threadIdx.x; row < p.n_tok; row += blockDim.x) {
+      if (index_at(p.segments, row) != segment || label_column(p, row) < 0) continue;
       log_ratio += static_cast<double>(p.row_log_prob[row]) - float_at(base, row, 0);
       advantage += float_at(p.advantages, row, 0);
     }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      log_ratio += __shfl_xor_sync(~0u, log_ratio, step);
-      advantage += __shfl_xor_sync(~0u, advantage, step);
-    }
-    if (lane == 0) {
+    log_ratio = block_sum(log_ratio, scratch);
+    advantage = block_sum(advantage, scratch);
+    if (threadIdx.x == 0) {
       double* sums = p.segment_sums + term.sequence * 2 * p.n_segments;
       sums[segment] = log_ratio;
       sums[p.n_segments + segment] = advantage;

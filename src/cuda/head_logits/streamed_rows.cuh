@@ -1,6 +1,6 @@
 // head_rows_sm80_streamed: a block a row, read where it lies. Three reads of a row, of which the
-// second and third hit L2 while (rows at work) x (row bytes) fit it: 108 blocks of 297 KiB on an
-// A100 do.
+// second and third hit L1 or L2 while (rows at work) x (row bytes) fit it: 108 blocks of 297 KiB on
+// an A100 do.
 #pragma once
 
 #include "cuda/head_logits/row_process.cuh"
@@ -18,8 +18,6 @@ struct StreamedStrips {
 
   __device__ int first() const { return warp * p.strips_per_warp; }
   __device__ int last() const { return min(first() + p.strips_per_warp, p.n_strips); }
-  __device__ int max_slot() const { return warp; }
-  __device__ int n_maxima() const { return n_warps; }
 
   __device__ StreamedStrip<T> columns_at(const void* data, int64_t stride, int from, int n) const {
     const T* columns = static_cast<const T*>(data) + row * stride + int64_t{from} * p.strip_columns;
@@ -44,11 +42,18 @@ struct StreamedStrips {
   __device__ bool gradient_aligned() const { return is_aligned(gradient_span()); }
   __device__ void gradient_written() {}
 
-  __device__ void publish(Exchange, Partial partial, int slot, float value) {
-    if (lane == 0) partials[partial * kMaxStrips + slot] = value;
+  __device__ void publish_sum(SumPartial which, int strip, float value) {
+    if (lane == 0) partials[which * kMaxStrips + strip] = value;
   }
-  __device__ void finish(Exchange) { __syncthreads(); }
-  __device__ const float* partial(Partial which) const { return partials + which * kMaxStrips; }
+  __device__ void publish_extra(ExtraPartial which, int strip, float value) {
+    if (lane == 0) partials[(kSums<Kind::kFamily> + which) * kMaxStrips + strip] = value;
+  }
+  __device__ void finish_sums() { __syncthreads(); }
+  __device__ void finish_extras() { __syncthreads(); }
+  __device__ const float* sums(SumPartial which) const { return partials + which * kMaxStrips; }
+  __device__ const float* extras(ExtraPartial which) const {
+    return partials + (kSums<Kind::kFamily> + which) * kMaxStrips;
+  }
   __device__ float gain() const {
     ullage::cuda::ptx::wait_for_previous_kernel();
     return lane < p.n_terms ? p.census->gain[lane] : 0.0f;
@@ -70,6 +75,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
     }
     const RowInputs in = load_row_inputs<typename Kind::Element>(p, row, label);
     process_row<Kind>(p, row, in, strips, lane, warp == 0);
+    __syncthreads();  // every warp has read this row's partials
   }
 }
 
