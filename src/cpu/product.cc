@@ -55,7 +55,7 @@ HWY_EXPORT(product_f64);
 
 int64_t product_workspace_bytes(const ProductShape& shape, DType accumulate, int n_threads) {
   const ProductPlan plan(shape, accumulate == DType::kF64 ? 8 : 4);
-  return plan.stationary_bytes + n_threads * kStreamBytes;
+  return plan.promised_bytes + n_threads * kStreamBytes;
 }
 
 void product(const ProductShape& shape, const ProductOperand& a, const ProductOperand& b, void* c,

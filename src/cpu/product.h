@@ -49,7 +49,7 @@ enum class SumOrder : uint8_t {
 };
 
 // What `product` needs in `workspace`; bounded (about 8 MiB and 1 MiB per thread) whatever the
-// shape. `accumulate` is the type of C.
+// shape, and enough for every shape within this one. `accumulate` is the type of C.
 int64_t product_workspace_bytes(const ProductShape& shape, DType accumulate, int n_threads);
 
 // C [m][n] is f64 where A and B are f64, and f32 otherwise (then neither may be f64); its columns

@@ -33,6 +33,9 @@ struct ProductPlan {
   int64_t stationary_k;      // packed at once: a multiple of kProductKBlock
   int64_t stream_lanes_max;  // that kStreamBytes holds, for one block of k
   int64_t stationary_bytes;
+  // No less for a larger shape, so that a caller may plan for its largest; `stationary_bytes`, a
+  // whole number of blocks, can be more for 86 lanes than for 426.
+  int64_t promised_bytes;
 
   ProductPlan(const ProductShape& shape, int64_t element_bytes)
       : a_is_stationary(shape.n >= shape.m),
@@ -46,6 +49,7 @@ struct ProductPlan {
     const int64_t held = std::max<int64_t>(1, std::min(k_blocks, k_blocks_held));
     stationary_k = held * kProductKBlock;
     stationary_bytes = stationary_lanes * held * block_bytes;
+    promised_bytes = k_blocks > k_blocks_held ? kStationaryBytes : stationary_bytes;
   }
 };
 

@@ -12,6 +12,7 @@
 
 #include "cpu/dequant.h"
 #include "cpu/instruction_set.h"
+#include "cpu/product_plan.h"
 
 namespace ullage::cpu {
 namespace {
@@ -366,6 +367,23 @@ TEST(Product, WorkspaceIsBounded) {
     EXPECT_LE(product_workspace_bytes(shape, type, 8), int64_t{8 + 8} << 20);
   }
   EXPECT_LE(product_workspace_bytes({1, 1024, 1024}, DType::kF32, 1), 512 << 10);
+}
+
+// Callers plan for their largest product: the last chunk of rows is a smaller one.
+TEST(Product, WorkspaceIsEnoughForEveryShapeWithin) {
+  for (DType type : {DType::kF32, DType::kF64}) {
+    for (int64_t k : {1, 256, 257, 1024, 4096, 151936}) {
+      int64_t needed = 0;
+      for (int64_t m = 1; m <= 5000; ++m) {
+        const ProductShape shape{m, 49152, k};
+        needed =
+            std::max(needed, ProductPlan(shape, size_of(type)).stationary_bytes + kStreamBytes);
+        ASSERT_GE(product_workspace_bytes(shape, type, 1), needed) << m << " rows of " << k;
+        ASSERT_GE(product_workspace_bytes({m, 49152, k + 256}, type, 1), needed)
+            << m << " of " << k;
+      }
+    }
+  }
 }
 
 }  // namespace
