@@ -1,7 +1,9 @@
 """Cross-entropy fused with its projection against PyTorch on the CPU: time and extra memory, forward and backward.
 
-    F.cross_entropy(hidden @ weight.T, targets)      eager, and under torch.compile
-    linear_cross_entropy(hidden, weight, targets)    with the default budget, and with a tenth of eager's extra memory
+    eager, compile   F.cross_entropy(hidden @ weight.T, targets), eager and under torch.compile
+    ullage           the plan's run into the caller's gradients, with the default budget
+    ullage_tenth     the same, its budget a tenth of eager's extra memory
+    ullage_torch     ullage.torch.linear_cross_entropy
 
 Each is a process of its own; they take turns, so that a slow moment of the machine is nobody's. Time is the least of
 the rounds. Extra memory is the peak of the process less its inputs and its gradients.
@@ -15,20 +17,28 @@ import argparse
 import datetime
 import json
 import os
-import pathlib
 import platform
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 SHAPES = [
     ("f32", 256, 576, 49152),
     ("f32", 512, 1024, 151936),
     ("f32", 64, 4096, 32000),
     ("f64", 128, 576, 49152),
 ]
+# What is measured -> how its process makes the loss. Eager comes first: a tenth of its memory is the other's budget.
+PEERS = {
+    "eager": "eager",
+    "compile": "compile",
+    "ullage": "ullage",
+    "ullage_tenth": "ullage",
+    "ullage_torch": "ullage_torch",
+}
 TINY = ("f32", 8, 64, 512)  # loads what a process loads once
 # OpenMP's threads spin after a call, on the cores that the next process needs.
 PAUSE_SECONDS = 0.06
@@ -47,50 +57,78 @@ class Peer:
         import torch
         import torch.nn.functional as F
 
-        self.torch = torch
+        sys.path.insert(0, str(ROOT / "python"))
         torch.set_num_threads(n_threads)
+        self.torch, self.name, self.n_threads = torch, name, n_threads
 
         def plain(hidden, weight, targets):
             return F.cross_entropy(hidden @ weight.T, targets)
 
-        if name == "ullage":
-            sys.path.insert(0, str(ROOT / "python"))
+        if name == "eager":
+            self.loss = plain
+        elif name == "compile":
+            self.loss = torch.compile(plain, dynamic=False)
+        elif name == "ullage_torch":
             from ullage.torch import linear_cross_entropy
 
-            self.loss = lambda *inputs: linear_cross_entropy(*inputs, budget_bytes=self.budget_bytes)
-        else:
-            self.loss = torch.compile(plain, dynamic=False) if name == "compile" else plain
-        self.budget_bytes = None
+            self.loss = linear_cross_entropy
         self.take(*TINY)
         self.run()
 
-    def take(self, dtype: str, n_tok: int, d_model: int, vocab: int, budget_bytes: int | None = None) -> dict:
+    def take(self, dtype: str, n_tok: int, d_model: int, vocab: int, budget_bytes: int = 0) -> dict:
         torch = self.torch
         torch.manual_seed(0)
-        self.inputs = None
+        self.inputs = self.gradients = None
         kind = {"f32": torch.float32, "f64": torch.float64}[dtype]
-        hidden = torch.randn(n_tok, d_model, dtype=kind).requires_grad_()
-        weight = torch.randn(vocab, d_model, dtype=kind).mul_(0.05).requires_grad_()
+        hidden = torch.randn(n_tok, d_model, dtype=kind)
+        weight = torch.randn(vocab, d_model, dtype=kind).mul_(0.05)
         self.inputs = hidden, weight, torch.arange(n_tok) * 7919 % vocab
-        self.budget_bytes = budget_bytes
-        pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM falls to VmRSS
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM falls to VmRSS
         self.before = resident("VmRSS")
+        if self.name == "ullage":
+            from ullage import plan_head
+
+            self.plan = plan_head(
+                [{"kind": "cross_entropy"}],
+                n_tok=n_tok,
+                d_model=d_model,
+                vocab=vocab,
+                dtype=dtype,
+                gradients=("d_hidden", "d_weight"),
+                budget_bytes=budget_bytes,
+                n_threads=self.n_threads,
+            )
+            return {"mode": self.plan.mode, "chunk": self.plan.chunk, "workspace_bytes": self.plan.workspace_bytes}
+        hidden.requires_grad_()
+        weight.requires_grad_()
         return {}
 
-    def run(self) -> dict:
-        hidden, weight, _ = self.inputs
-        hidden.grad = weight.grad = None  # autograd gives its buffers away where there is none
-        time.sleep(PAUSE_SECONDS)
-        start = time.perf_counter()
+    def forward_backward(self) -> tuple:
+        """The loss, d_hidden, d_weight."""
+        hidden, weight, targets = self.inputs
+        if self.name == "ullage":
+            gradients = self.torch.empty_like(hidden), self.torch.empty_like(weight)
+            out = dict(zip(("d_hidden", "d_weight"), gradients))
+            return self.plan.run(hidden=hidden, weight=weight, labels=targets, out=out).total, *gradients
         loss = self.loss(*self.inputs)
         loss.backward()
+        return loss.item(), hidden.grad, weight.grad
+
+    def run(self) -> dict:
+        self.gradients = None
+        if self.name != "ullage":
+            for tensor in self.inputs[:2]:
+                tensor.grad = None  # autograd gives its buffers away where there is none
+        time.sleep(PAUSE_SECONDS)
+        start = time.perf_counter()
+        loss, *self.gradients = self.forward_backward()
         seconds = time.perf_counter() - start
         peak = resident("VmHWM") - self.before
         return {
             "seconds": seconds,
             "peak_bytes": peak,  # over the inputs
-            "extra_bytes": peak - hidden.grad.nbytes - weight.grad.nbytes,
-            "values": [loss.item(), hidden.grad.norm().item(), weight.grad.norm().item()],  # in place
+            "extra_bytes": peak - sum(gradient.nbytes for gradient in self.gradients),
+            "values": [loss, *(gradient.norm().item() for gradient in self.gradients)],
         }
 
 
@@ -136,28 +174,22 @@ def agree(values: list[list[float]]) -> bool:
 
 
 def measure(shape: tuple, rounds: int, peers: dict[str, Process]) -> dict:
-    first = {}
-    for name in ("eager", "compile", "ullage"):
-        peers[name].ask(*shape)
-        first[name] = peers[name].ask()
-    tenth = first["eager"]["extra_bytes"] // 10
-    peers["ullage_tenth"].ask(*shape, tenth)
-    first["ullage_tenth"] = peers["ullage_tenth"].ask()
-    row = {"dtype": shape[0], "n_tok": shape[1], "d_model": shape[2], "vocab": shape[3], "tenth_bytes": tenth}
-    runs = {name: [] for name, answer in first.items() if "error" not in answer}
+    row = dict(zip(("dtype", "n_tok", "d_model", "vocab"), shape))
+    budget = {"ullage_tenth": 0}
+    for name, peer in peers.items():
+        row[name] = peer.ask(*shape, budget.get(name, 0))
+        if "error" in row[name]:
+            continue
+        row[name].update(peer.ask())
+        if name == "eager":
+            budget["ullage_tenth"] = row["tenth_bytes"] = row[name]["extra_bytes"] // 10
+    ran = [name for name in peers if "error" not in row[name]]
     for _ in range(rounds):
-        for name in runs:
-            runs[name].append(peers[name].ask())
-    for name, answer in first.items():
-        if name in runs:
-            row[name] = {
-                "seconds": min(run["seconds"] for run in runs[name]),
-                "peak_bytes": runs[name][-1]["peak_bytes"],
-                "extra_bytes": runs[name][-1]["extra_bytes"],
-            }
-        else:
-            row[name] = answer
-    row["agree"] = agree([runs[name][0]["values"] for name in runs])
+        for name in ran:
+            again = peers[name].ask()
+            again["seconds"] = min(again["seconds"], row[name]["seconds"])
+            row[name].update(again)
+    row["agree"] = agree([row[name].pop("values") for name in ran])
     return row
 
 
@@ -170,29 +202,27 @@ def version() -> str:
 
 def device() -> str:
     with open("/proc/cpuinfo") as lines:
-        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return f"{model}, {os.cpu_count()} cores"
+        models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
 
 
 def describe(row: dict) -> str:
-    shape = f"{row['dtype']} {row['n_tok']}x{row['d_model']}x{row['vocab']}"
-    cells = [f"{shape:22}"]
-    for name in ("ullage", "ullage_tenth", "compile", "eager"):
-        if "error" in row[name]:
-            cells.append(f"{'refused':>24}")
+    cells = [f"{row['dtype']} {row['n_tok']}x{row['d_model']}x{row['vocab']}".ljust(22)]
+    for name in PEERS:
+        run = row[name]
+        if "error" in run:
+            cells.append("refused".rjust(24))
             continue
-        ratio = row["eager"]["seconds"] / row[name]["seconds"]
-        cells.append(
-            f"{row[name]['seconds'] * 1e3:8.1f} {ratio:5.2f}x {row[name]['extra_bytes'] / 2**20:8.1f}"
-        )
-    return " ".join(cells) + ("" if row["agree"] else "  DISAGREE")
+        ratio = row["eager"]["seconds"] / run["seconds"]
+        cells.append(f"{run['seconds'] * 1e3:7.0f} {ratio:6.2f} {run['extra_bytes'] / 2**20:9.1f}")
+    return " ".join(cells) + ("" if row["agree"] else "  THEY DISAGREE")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "bench/results/cpu_peers.json")
+    parser.add_argument("--output", type=Path, default=ROOT / "bench/results/cpu_peers.json")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
@@ -205,14 +235,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-        peers = {
-            "eager": Process("eager", options.threads),
-            "compile": Process("compile", options.threads),
-            "ullage": Process("ullage", options.threads),
-            "ullage_tenth": Process("ullage", options.threads),
-        }
-        columns = "".join(f"{name:>25}" for name in ("ullage", "in a tenth", "torch.compile", "torch eager"))
-        print(f"forward + backward, {options.threads} threads\n{'':22}{columns}\n{'':22}{'ms  eager/    MiB':>25}" + f"{'ms  eager/    MiB':>25}" * 3)
+        peers = {name: Process(process, options.threads) for name, process in PEERS.items()}
+        print(f"forward + backward, {options.threads} threads: ms, eager's time over it, MiB over inputs and gradients")
+        print(" " * 22, *(name.rjust(24) for name in PEERS))
         rows = []
         for shape in SHAPES:
             rows.append(measure(shape, options.rounds, peers))

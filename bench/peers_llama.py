@@ -1,10 +1,10 @@
 """`ullage loss` against llama.cpp on the same text, model and threads: perplexity and time.
 
 Windows of 512 tokens that know nothing of each other; each scores all but its first token. llama.cpp's time is that of
-llama_decode alone, ours that of everything after the text is tokens: forward, logits and losses. The two take turns, and
-the medians are compared.
+llama_decode alone; ours is that of everything after the text is tokens: forward, logits and losses. The two take turns,
+and the medians are compared. llama.cpp: pip install llama-cpp-python==0.3.36, built for this machine.
 
-usage: peers_llama.py MODEL.gguf TEXT [--rounds N] [--threads N] [--output FILE]     (pip install llama-cpp-python==0.3.36)
+usage: peers_llama.py MODEL.gguf TEXT [--rounds N] [--threads N] [--output FILE]
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import ctypes
 import datetime
 import json
 import math
-import pathlib
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import llama_cpp
 import numpy as np
@@ -70,7 +70,7 @@ class LlamaCpp:
         return math.exp(loss / n_scored), seconds
 
 
-def ullage(program: pathlib.Path, model: str, text: str, n_threads: int) -> dict:
+def ullage(program: Path, model: str, text: str, n_threads: int) -> dict:
     run = subprocess.run(
         [program, "loss", model, "--text", text, "--window", str(WINDOW), "--threads", str(n_threads), "--json"],
         check=True,
@@ -86,12 +86,12 @@ def main() -> int:
     parser.add_argument("text")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--program", type=pathlib.Path, default=ROOT / "build-bench/bin/ullage")
-    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "bench/results/cpu_llama.json")
+    parser.add_argument("--program", type=Path, default=ROOT / "build-bench/bin/ullage")
+    parser.add_argument("--output", type=Path, default=ROOT / "bench/results/cpu_llama.json")
     options = parser.parse_args()
 
     peer = LlamaCpp(options.model, options.threads)
-    tokens = peer.tokens(pathlib.Path(options.text).read_text())
+    tokens = peer.tokens(Path(options.text).read_text())
     peer.perplexity(tokens[:WINDOW])
     ours, theirs = [], []
     for _ in range(options.rounds):
