@@ -2,6 +2,10 @@
 
 #include <utility>
 
+#include "cuda/device.h"
+#include "ullage/lossk/cuda_head.h"
+#include "ullage/lossk/cuda_linear_head.h"
+
 namespace ullage::capi {
 namespace {
 
@@ -32,13 +36,80 @@ class HeadOnCpu : public HeadOnDevice {
   lossk::HeadPlan plan_;
 };
 
+HeadPromise promise_of(const lossk::CudaHeadPlan& plan, int64_t n_tok) {
+  HeadPromise promise;
+  promise.mode = "from_logits";
+  promise.chunk = n_tok;
+  promise.n_chunks = n_tok > 0 ? 1 : 0;
+  promise.rejections = plan.rejections();
+  return promise;
+}
+
+HeadPromise promise_of(const lossk::CudaLinearHeadPlan& plan, int64_t) {
+  HeadPromise promise;
+  promise.mode = plan.mode();
+  promise.chunk = plan.chunk();
+  promise.n_chunks = plan.n_chunks();
+  promise.materialized_bytes = plan.materialized_bytes();
+  promise.operations = plan.operations();
+  return promise;
+}
+
+template <class Plan>
+class HeadOnCuda : public HeadOnDevice {
+ public:
+  HeadOnCuda(Plan plan, int64_t n_tok) : plan_(std::move(plan)), n_tok_(n_tok) {}
+
+  HeadPromise promise() const override {
+    HeadPromise promise = promise_of(plan_, n_tok_);
+    promise.kernel = plan_.kernel();
+    promise.bookings = plan_.bookings();
+    promise.workspace_bytes = plan_.workspace_bytes();
+    promise.workspace_alignment = 256;
+    return promise;
+  }
+  Status run(const lossk::Inputs& inputs, const lossk::Outputs& outputs,
+             std::span<std::byte> workspace, void* stream) const override {
+    return plan_.run(static_cast<CUstream_st*>(stream), inputs, outputs, workspace);
+  }
+  Status check(std::span<std::byte> workspace, void* stream) const override {
+    return plan_.check(static_cast<CUstream_st*>(stream), workspace);
+  }
+
+ private:
+  Plan plan_;
+  int64_t n_tok_;
+};
+
+template <class Plan>
+Result<std::unique_ptr<HeadOnDevice>> on_cuda(Result<Plan> plan, int64_t n_tok) {
+  if (!plan) return plan.status();
+  return std::unique_ptr<HeadOnDevice>(std::make_unique<HeadOnCuda<Plan>>(*std::move(plan), n_tok));
+}
+
+// For the device that is current; where there is none, for an H200: a plan needs no device.
+Result<std::unique_ptr<HeadOnDevice>> plan_on_cuda(const HeadRequest& request) {
+  const auto& [shape, config, wanted, limits, name] = request;
+  lossk::CudaDevice device;
+  if (auto present = cuda::current_device()) device = *std::move(present);
+  if (limits.implementation == lossk::Implementation::kPerTerm || limits.n_threads != 0) {
+    return {kHeadUnknownKind,
+            "limits has implementation 'per_term' or n_threads; accepted on cuda: neither"};
+  }
+  if (shape.d_model == 0) {
+    return on_cuda(lossk::plan_cuda(shape, config, wanted, {.device = device}), shape.n_tok);
+  }
+  return on_cuda(
+      lossk::plan_cuda_linear(
+          shape, config, wanted,
+          {.device = device, .budget_bytes = limits.budget_bytes, .chunk = limits.chunk}),
+      shape.n_tok);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<HeadOnDevice>> plan_on_device(const HeadRequest& request) {
-  if (request.device == "cuda") {
-    return {kCudaUnavailable,
-            "device is 'cuda', and this build has no CUDA kernels for the losses at the head"};
-  }
+  if (request.device == "cuda") return plan_on_cuda(request);
   auto plan = lossk::plan(request.shape, request.config, request.request, request.limits);
   if (!plan) return plan.status();
   return std::unique_ptr<HeadOnDevice>(std::make_unique<HeadOnCpu>(*std::move(plan)));

@@ -38,7 +38,7 @@ class HeadOnDevice {
   virtual Status check(std::span<std::byte> workspace, void* stream) const = 0;
 };
 
-// Errors: those of the device's plan; 621 where this build has no kernels for the device.
+// Errors: those of the device's plan. A plan for CUDA needs no device; its run does (621).
 Result<std::unique_ptr<HeadOnDevice>> plan_on_device(const HeadRequest& request);
 
 }  // namespace ullage::capi
