@@ -121,6 +121,8 @@ class HeadPlan:
         label_log_prob, entropy, argmax and correct to return; gradients are those of the plan's request. out: arrays
         to write to, by name. Raises UllageError, with every output untouched.
         """
+        if self.device != "cpu":
+            raise ValueError(f"the plan is for {self.device}; run works on the CPU, ullage.torch on tensors anywhere")
         unknown = sorted(set(inputs) - set(_MATRICES) - set(_VECTORS))
         if unknown:
             raise TypeError(f"run got {', '.join(unknown)}; accepted: {', '.join(_MATRICES + _VECTORS)}")

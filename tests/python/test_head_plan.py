@@ -43,6 +43,22 @@ def test_refusals_carry_code_and_name(arguments, code, named):
     assert caught.value.code == code and caught.value.name == ullage.Runtime().status_name(code)
 
 
+def test_a_plan_for_cuda_needs_no_device():
+    hidden = ullage.plan_head(
+        CE, n_tok=8192, d_model=4096, vocab=128256, dtype="bf16", gradients=["d_hidden", "d_weight"],
+        budget_bytes=1 << 30, device="cuda",
+    )  # fmt: skip
+    logits = ullage.plan_head(CE, n_tok=8192, vocab=151936, dtype="bf16", gradients=["d_logits"], device="cuda")
+    for plan in (hidden, logits):
+        assert plan.workspace_bytes == sum(plan.bookings.values()) and plan.workspace_alignment == 256
+        assert "on cuda" in str(plan)
+        with pytest.raises(ValueError, match="cuda"):
+            plan.run()
+    with pytest.raises(ullage.UllageError, match="bf16") as caught:
+        ullage.plan_head(CE, n_tok=8, d_model=64, vocab=512, dtype="f64", device="cuda")
+    assert caught.value.code == 696
+
+
 def test_z_loss_r20():
     plan = ullage.plan_head([*CE, {"kind": "z_loss", "weight": 0.01}], n_tok=1, vocab=3, gradients=["d_logits"])
     found = plan.run(logits=numpy.array([[1, 2, 3]], numpy.float32), labels=numpy.array([0]), outputs=["lse", "argmax"])

@@ -99,12 +99,17 @@ def empty_values(tensors: HeadTensors, config: str, rows: int) -> Values:
 def empty_gradients(
     tensors: HeadTensors, gradients: int, *, scaled_later: bool = False, weight_dtype: torch.dtype | None = None
 ) -> Gradients:
-    """Of the input's type, and all others of weight_dtype, the weight's where not given.
+    """Of the input's type, and all others of weight_dtype, or where not given of the weight's.
 
-    scaled_later: an upstream factor is still to come, so that f16, whose range it may need, is kept in f32.
+    On the CPU 16-bit weights have float32 gradients, to be rounded by the caller: the run would otherwise need the
+    same bytes in its workspace, out of the budget for logits. scaled_later: an upstream factor is still to come, so
+    that f16, whose range it may need, is kept in f32.
     """
     x, weight = tensors.input, tensors.weight
-    weight_dtype = weight_dtype or (x if weight is None else weight).dtype
+    if weight_dtype is None:
+        weight_dtype = (x if weight is None else weight).dtype
+        if x.device.type == "cpu" and weight_dtype.itemsize == 2:
+            weight_dtype = torch.float32
     bits = (D_INPUT, D_WEIGHT, D_BIAS, D_ADAPTER, D_ADAPTER)
     dtypes = (x.dtype, *(weight_dtype,) * 4)
 
@@ -117,7 +122,8 @@ def empty_gradients(
 
 
 @functools.lru_cache(maxsize=32)
-def _plan(request: str) -> HeadPlan:
+def _plan(request: str, device_index: int | None) -> HeadPlan:
+    """device_index: plans are the current device's, and two may differ."""
     return make_plan(json.loads(request))
 
 
@@ -177,7 +183,7 @@ def plan_of(
     }
     if x.device.type == "cpu":
         request["limits"]["n_threads"] = torch.get_num_threads()
-    return _plan(json.dumps(request))
+    return _plan(json.dumps(request), x.device.index)
 
 
 def run(
@@ -194,9 +200,13 @@ def run(
     accumulate: bool = False,
 ) -> None:
     """Fills `values` and `out` on the input's device and its current stream."""
-    plan = plan_of(tensors, config, budget_bytes=budget_bytes, gradients=gradients, rows=rows, out=out)
-    alive: list = []
     x, weight = tensors.input, tensors.weight
+    if x.device.type == "cuda":
+        with torch.cuda.device(x.device):
+            plan = plan_of(tensors, config, budget_bytes=budget_bytes, gradients=gradients, rows=rows, out=out)
+    else:
+        plan = plan_of(tensors, config, budget_bytes=budget_bytes, gradients=gradients, rows=rows, out=out)
+    alive: list = []
     given = c.Inputs(struct_size=ctypes.sizeof(c.Inputs), n_segments=n_segments, upstream=1.0)
     _put(given, "logits" if weight is None else "hidden", x, alive)
     for name in HeadTensors._fields[1:-1]:
@@ -227,16 +237,13 @@ def run(
             setattr(wanted, field, make(field, view))
 
     workspace = torch.empty(max(plan.workspace_bytes, 64), dtype=torch.uint8, device=x.device)
-    stream = None if x.device.type == "cpu" else torch.cuda.current_stream(x.device).cuda_stream
-    c.call(
-        "ullage_head_plan_run",
-        plan._handle.pointer,
-        ctypes.byref(given),
-        ctypes.byref(wanted),
-        workspace.data_ptr(),
-        workspace.numel(),
-        stream,
-    )
+    arguments = (plan._handle.pointer, ctypes.byref(given), ctypes.byref(wanted), workspace.data_ptr(), workspace.numel())
+    if x.device.type == "cuda":
+        with torch.cuda.device(x.device):
+            # The caching allocator hands the workspace out again only behind this run, on this stream.
+            c.call("ullage_head_plan_run", *arguments, torch.cuda.current_stream().cuda_stream or None)
+    else:
+        c.call("ullage_head_plan_run", *arguments, None)
 
 
 def _put(struct, name: str, tensor: torch.Tensor | None, alive: list) -> None:
@@ -247,8 +254,11 @@ def _put(struct, name: str, tensor: torch.Tensor | None, alive: list) -> None:
     if matrix:
         if tensor.shape[1] > 1 and tensor.stride(1) != 1 or tensor.shape[0] > 1 and tensor.stride(0) < tensor.shape[1]:
             tensor = tensor.contiguous()
-    elif tensor.ndim != 1 or name == "mask":
-        tensor = tensor.contiguous()
+    else:
+        if tensor.ndim != 1 or name == "mask":
+            tensor = tensor.contiguous()
+        if tensor.is_cuda and tensor.is_floating_point():
+            tensor = tensor.float()
     alive.append(tensor)
     make = _arrays.matrix if matrix else _arrays.vector
     setattr(struct, name, make(name, _arrays.view(name, tensor)))
