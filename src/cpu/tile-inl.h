@@ -50,6 +50,8 @@ void multiply_tile(const T* HWY_RESTRICT a, int64_t a_step, const T* HWY_RESTRIC
   using V = hn::Vec<D>;
   constexpr int64_t kLanes = kLanesOf<D>;
   constexpr int64_t kRowsAhead = 8;  // packed panels follow one another: this runs on into the next
+  // A panel of A is met cold, from the last-level cache, by its first tile: some 800 cycles ahead.
+  // Without it d_hidden of (256, 576, 49152) ran at 0.76 instead of 0.95 of OpenBLAS (Zen 4).
   constexpr int64_t kRowsAheadOfA = 32;
   V sum[kRows][kVecs];
   HWY_UNROLL(8)

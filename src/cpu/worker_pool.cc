@@ -9,9 +9,10 @@
 namespace ullage::cpu {
 namespace {
 
-// Runs follow one another within microseconds inside one computation, so a waiter first spins for
-// about that long (a pause is 20 to 40 ns on recent x86) and only then sleeps in the kernel.
-constexpr int kSpins = 200;
+// Inside one computation runs follow one another within some ten microseconds (a decode step is a
+// few hundred of them), and waking a sleeper costs as much; so a waiter first spins for 20 to 40
+// microseconds (a pause is 20 to 40 ns on recent x86) and only then sleeps in the kernel.
+constexpr int kSpins = 1000;
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
