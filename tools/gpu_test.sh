@@ -37,5 +37,13 @@ if [ "${1:-}" = --sanitize ]; then
     echo "$tool: $(grep 'ERROR SUMMARY\|RACECHECK SUMMARY' "$logs/$tool" | tail -1)"
   done
 fi
+
+# The Python tests, with a wheel built where its packages are (this machine may have none):
+# pip wheel . --no-deps -w build-gpu && unzip -o build-gpu/ullage-*.whl -d build-gpu/wheel
+if [ -f build-gpu/wheel/ullage/lib/libullage.so ] && python3 -c 'import torch, numpy, pytest' 2>/dev/null; then
+  PYTHONPATH=build-gpu/wheel python3 -m pytest -q -p no:cacheprovider tests/python/test_cuda.py || failed=1
+else
+  echo "SKIPPED: the Python tests: no wheel in build-gpu/wheel, or no PyTorch"
+fi
 rm -rf "$logs"
 exit $failed

@@ -3,19 +3,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 
-#include "model/checkpoint.h"
-#include "model/config_json.h"
 #include "model_argument.h"
 #include "runtime/host.h"
+#include "runtime/session_plan.h"
 #include "runtime/text_loss.h"
 #include "session/sizing.h"
 #include "ullage/residentk/contract.h"
@@ -43,13 +38,6 @@ struct Options {
   bool json = false;
 };
 
-struct Subject {
-  std::string name;
-  model::Config config;
-  session::WeightSizes weights;
-  bool assumed;  // no weights at hand: sized as if all were of --weights
-};
-
 // The loss head of a training step.
 struct Head {
   int64_t n_tokens = 0;  // 0: not asked
@@ -60,40 +48,11 @@ struct Head {
 };
 
 struct Plan {
-  Subject subject;
+  runtime::SizedModel subject;
   session::SizingRequest request;
   session::Sizing sizing;
   Head head;
 };
-
-// MODEL is a config.json, or a folder that has one and no weights.
-std::optional<std::filesystem::path> lone_config(const std::filesystem::path& path) {
-  std::error_code ignored;
-  if (path.extension() == ".json") return path;
-  if (!std::filesystem::is_directory(path, ignored)) return std::nullopt;
-  for (const auto& entry : std::filesystem::directory_iterator(path, ignored)) {
-    if (entry.path().string().find(".safetensors") != std::string::npos) return std::nullopt;
-  }
-  return path / "config.json";
-}
-
-Result<Subject> open_subject(const Options& options) {
-  const std::string path = model_path(options.model);
-  if (const auto file = lone_config(path)) {
-    std::ifstream stream(*file, std::ios::binary);
-    if (!stream) return Status(kModelUnreadable, "cannot read '" + file->string() + "'");
-    const std::string text{std::istreambuf_iterator<char>(stream), {}};
-    auto config = model::parse_config_json(text, file->string());
-    if (!config) return config.status();
-    const auto folder = std::filesystem::absolute(*file).parent_path();
-    auto weights = session::weight_sizes(*config, options.weight_type);
-    return Subject{folder.filename().string(), *std::move(config), std::move(weights), true};
-  }
-  auto checkpoint = model::Checkpoint::open(path);
-  if (!checkpoint) return checkpoint.status();
-  return Subject{checkpoint->name(), checkpoint->config(), session::weight_sizes(*checkpoint),
-                 false};
-}
 
 Result<Head> plan_head(const model::Config& config, int64_t n_tokens, int64_t budget_bytes) {
   auto chunk = runtime::chunk_for_budget(config.vocab, budget_bytes);
@@ -124,7 +83,7 @@ Result<Plan> make_plan(const Options& options) {
     return Status(kResidentDimensionTooLarge,
                   "--memory '" + options.memory + "'; for instance 24GiB");
   }
-  auto subject = open_subject(options);
+  auto subject = runtime::open_sized_model(model_path(options.model), options.weight_type);
   if (!subject) return subject.status();
   auto sizing = session::size_session(subject->config, subject->weights, request);
   if (!sizing) return sizing.status();
@@ -193,51 +152,14 @@ void print_text(const Options& options, const Plan& plan) {
 }
 
 void print_json(const Plan& plan) {
-  const auto& [subject, request, s, head] = plan;
-  const model::Config& c = subject.config;
-  nlohmann::ordered_json out = {
-      {"model", subject.name},
-      {"shape",
-       {{"family", model::name_of(c.family)},
-        {"n_layers", c.n_layers},
-        {"d_model", c.d_model},
-        {"h_q", c.h_q},
-        {"h_kv", c.h_kv},
-        {"d_head", c.d_head},
-        {"d_ff", c.d_ff},
-        {"vocab", c.vocab},
-        {"tied_head", c.tied_head},
-        {"max_position", c.max_position}}},
-      {"parameters", c.n_parameters()},
-      {"weights",
-       {{"type", subject.weights.type},
-        {"assumed", subject.assumed},
-        {"resident_bytes", subject.weights.resident_bytes},
-        {"stored_bytes", subject.weights.stored_bytes},
-        {"stored_elements", subject.weights.stored_elements}}},
-      {"kv_cache",
-       {{"type", model::name_of(request.kv_type)},
-        {"context", request.context},
-        {"bucket", s.bucket},
-        {"bytes", s.kv_bytes},
-        {"waste_bytes", s.bucket_waste_bytes},
-        {"position_bytes", s.kv_position_bytes}}},
-      {"resident_bytes", s.resident_bytes},
-      {"fits", s.fits},
-      {"largest_context", s.largest_context},
-      {"memory_context", s.memory_context},
-      {"token",
-       {{"dispatches", s.dispatches},
-        {"dispatches_deep", s.dispatches_deep},
-        {"read_bytes", s.token_read_bytes}}},
-      {"session",
-       {{"status", static_cast<int>(s.session.code())}, {"reason", s.session.message()}}},
-      {"loss_head",
-       {{"n_tokens", head.n_tokens},
-        {"chunk", head.chunk},
-        {"n_chunks", head.n_chunks},
-        {"chunk_bytes", head.chunk_bytes},
-        {"materialized_bytes", head.materialized_bytes}}}};
+  const Head& head = plan.head;
+  auto out = nlohmann::ordered_json::parse(
+      runtime::session_plan_json({plan.subject, plan.request, plan.sizing}));
+  out["loss_head"] = {{"n_tokens", head.n_tokens},
+                      {"chunk", head.chunk},
+                      {"n_chunks", head.n_chunks},
+                      {"chunk_bytes", head.chunk_bytes},
+                      {"materialized_bytes", head.materialized_bytes}};
   fmt::print("{}\n", out.dump(2));
 }
 

@@ -9,6 +9,7 @@
 #include "runtime/device_presence.h"
 #include "runtime/functions.h"
 #include "runtime/host.h"
+#include "runtime/session_plan.h"
 #include "ullage/residentk/probe.h"
 #include "units.h"
 #include "verbs.h"
@@ -29,20 +30,6 @@ void print_text(const runtime::Host& host) {
   }
 }
 
-void print_json(const runtime::Host& host) {
-  const nlohmann::ordered_json out = {
-      {"version", runtime::version()},
-      {"cpu", {{"name", host.cpu}, {"threads", host.n_threads}}},
-      {"instruction_sets", host.instruction_sets},
-      {"memory_bytes", host.memory_bytes},
-      {"available_bytes", host.available_bytes},
-      {"cuda",
-       {{"kernels_compiled", residentk::resident_gpu_kernels_compiled()},
-        {"devices", runtime::cuda_device_count()},
-        {"session_possible", residentk::resident_available()}}}};
-  fmt::print("{}\n", out.dump(2));
-}
-
 }  // namespace
 
 void add_probe(CLI::App& program, int& exit_code) {
@@ -50,8 +37,11 @@ void add_probe(CLI::App& program, int& exit_code) {
   CLI::App* verb = program.add_subcommand("probe", "What is on this machine");
   verb->add_flag("--json", *json, "One JSON document");
   verb->callback([json, &exit_code] {
-    const runtime::Host host = runtime::probe_host();
-    *json ? print_json(host) : print_text(host);
+    if (*json) {
+      fmt::print("{}\n", nlohmann::ordered_json::parse(runtime::probe_json()).dump(2));
+    } else {
+      print_text(runtime::probe_host());
+    }
     exit_code = 0;
   });
 }

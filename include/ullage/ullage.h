@@ -42,6 +42,19 @@ ULLAGE_API const char* ullage_status_name(int code);
  * documentation. Not to be freed; null where there was no memory for it. */
 ULLAGE_API const char* ullage_functions_json(void);
 
+/* What is on this machine, as JSON: version, cpu {name, threads}, instruction_sets, memory_bytes,
+ * available_bytes, cuda {kernels_compiled, devices, session_possible}. Returns a multiple of 20, or
+ * a status code and its message in *out, the caller's either way. */
+ULLAGE_API int ullage_probe(char** out);
+
+/* What a decode session of a model costs, as JSON: the fields of `ullage plan MODEL --json`, less
+ * loss_head. request_json: model (a path: a .gguf file, a folder with config.json and safetensors,
+ * or a config.json alone), context (positions, 512), kv_type and weight_type ("f32", "f16", "bf16",
+ * "q8_0", "q4_0"; the second is for a config.json alone), memory_bytes (of the device; 0: this
+ * machine's). Returns a multiple of 20, or a status code and its message in *out: 699 and 681 for
+ * the request, 641 to 659 for the files, 601 and 602 for the context. *out is the caller's. */
+ULLAGE_API int ullage_plan_session(const char* request_json, char** out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -11,6 +11,7 @@ from ullage._errors import ExecuteError, UllageError
 from ullage._library import version
 from ullage.head import HeadPlan, HeadResult, plan_head
 from ullage.runtime import Runtime
+from ullage.session import Probe, SessionPlan, plan_session, probe
 
 __version__ = version()
 
@@ -18,8 +19,12 @@ __all__ = [
     "ExecuteError",
     "HeadPlan",
     "HeadResult",
+    "Probe",
     "Runtime",
+    "SessionPlan",
     "UllageError",
     "plan_head",
+    "plan_session",
+    "probe",
     "version",
 ]

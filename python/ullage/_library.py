@@ -113,6 +113,8 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
         "ullage_functions_json": (c_char_p, []),
         "ullage_execute": (c_int, [c_char_p, c_char_p, c_char_p, message]),
         "ullage_string_free": (None, [c_void_p]),
+        "ullage_probe": (c_int, [message]),
+        "ullage_plan_session": (c_int, [c_char_p, message]),
         "ullage_head_plan_create": (c_int, [c_char_p, POINTER(c_void_p), message]),
         "ullage_head_plan_destroy": (None, [c_void_p]),
         "ullage_head_plan_json": (c_char_p, [c_void_p]),

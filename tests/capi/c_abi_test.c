@@ -41,5 +41,17 @@ int main(void) {
   expect(strcmp(ullage_version(), ULLAGE_EXPECTED_VERSION) == 0, "version");
   expect(strstr(ullage_functions_json(), "residentk_weight_elems") != NULL, "table");
   expect(ullage_functions_json() == ullage_functions_json(), "one table");
+
+  char* out = NULL;
+  expect(ullage_probe(&out) % 20 == 0 && out && strstr(out, "\"available_bytes\":"), "probe");
+  ullage_string_free(out);
+  expect(ullage_plan_session("{\"model\": \"no/such\"}", &out) == 641 && strstr(out, "no/such"),
+         "641");
+  ullage_string_free(out);
+  expect(
+      ullage_plan_session("{\"modl\": \"x\"}", &out) == 699 && strstr(out, "did you mean 'model'"),
+      "699");
+  ullage_string_free(out);
+  expect(ullage_plan_session(NULL, NULL) == 699, "a null out");
   return failures == 0 ? 0 : 1;
 }
