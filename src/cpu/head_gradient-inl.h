@@ -87,20 +87,10 @@ void softcap_slope(const T* u, T softcap, int64_t n, T* g) {
   });
 }
 
-// out_j (+)= value(j, count), rounded once to Out. `streams`: past the caches, which then keep what
-// the next row needs; the caller flushes.
+// out_j (+)= value(j, count), rounded once to Out.
 template <class T, class Out, class Value>
-HWY_INLINE void store_row(int64_t n, Out* out, bool accumulate, bool streams, Value&& value) {
+HWY_INLINE void store_row(int64_t n, Out* out, bool accumulate, Value&& value) {
   const RowTag<T> d;
-  if constexpr (std::is_same_v<T, Out>) {
-    if (streams) {
-      for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-        if (count < kLanesOf<RowTag<T>>) return store_some(d, value(j, count), out + j, count);
-        hn::Stream(value(j, count), d, out + j);
-      });
-      return;
-    }
-  }
   if (accumulate) {
     for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
       const auto old = load_some(d, out + j, count, T(0));

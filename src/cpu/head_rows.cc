@@ -60,18 +60,15 @@ void scale_exponentials(const T* e, const T* block_max, const RowSoftmax<T>& stu
                         int64_t n, DType dtype, void* out, bool accumulate) {
   const RowTag<T> d;
   visit_direct<T>(out, dtype, [&](auto* to) ULLAGE_INLINE_LAMBDA {
-    const bool aligned = reinterpret_cast<uintptr_t>(to) % sizeof(hn::Vec<RowTag<T>>) == 0;
-    const bool streams = !accumulate && aligned && static_cast<const void*>(to) != e;
     for (int64_t begin = 0; begin < n; begin += kRowBlock) {
       // q_j = e_j * exp(scale * (block_max - max)) / sum; the exponent is <= 0.
       const T shift = student.scale * (block_max[begin / kRowBlock] - student.max);
       const auto factor = hn::Set(d, gain * (std::exp(shift) * student.inverse_sum));
-      store_row<T>(std::min(kRowBlock, n - begin), to + begin, accumulate, streams,
+      store_row<T>(std::min(kRowBlock, n - begin), to + begin, accumulate,
                    [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
                      return hn::Mul(factor, load_some(d, e + begin + j, count, T(0)));
                    });
     }
-    if (streams) hwy::FlushStream();
   });
 }
 
@@ -79,7 +76,7 @@ template <class T>
 void store(const T* g, int64_t n, DType dtype, void* out, bool accumulate) {
   const RowTag<T> d;
   visit_storage(out, dtype, [&](auto* to) ULLAGE_INLINE_LAMBDA {
-    store_row<T>(n, to, accumulate, false, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
+    store_row<T>(n, to, accumulate, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
       return load_some(d, g + j, count, T(0));
     });
   });

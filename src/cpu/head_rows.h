@@ -60,7 +60,7 @@ struct RowKernels {
                          T* block_max);
 
   // out_j = gain * q_j from those exponentials, added to what `out` holds where `accumulate`; `out`
-  // may be `e`. Another `out` of type T is written past the caches.
+  // may be `e`.
   void (*scale_exponentials)(const T* e, const T* block_max, const RowSoftmax<T>& student, T gain,
                              int64_t n, DType dtype, void* out, bool accumulate);
 

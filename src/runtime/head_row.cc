@@ -114,12 +114,12 @@ double HeadRow<T>::log_q_tail(int term) {
   return scale * (sum.max - s.max) + std::log(sum.sum) - s.log_sum;
 }
 
-// The row itself where its gradient replaces it and nothing reads it again, else scratch: another
-// buffer is better written once, past the caches.
+// The gradient's own row where it may be written before the logits were last read, else scratch.
 template <class T>
 T* HeadRow<T>::exponentials_at(const RowTarget& out) const {
-  const bool in_place = out.data == logits_.data && out.dtype == kTypeOf<T>;
-  return in_place && c_.single_sweep ? static_cast<T*>(out.data) : c_.gradient_scratch(worker_);
+  const bool holds = out.dtype == kTypeOf<T> && !out.accumulate;
+  const bool free = out.data != logits_.data || c_.single_sweep;
+  return holds && free ? static_cast<T*>(out.data) : c_.gradient_scratch(worker_);
 }
 
 // Behind the gradient's scratch row.
