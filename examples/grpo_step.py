@@ -32,9 +32,7 @@ def main() -> None:
             reward = ((tokens % 2 == 0) & counted).sum(1) / counted.sum(1)
             advantages = (reward - reward.mean()) / (reward.std() + 1e-6)
         for _ in range(2):  # a second step on the same samples: the ratio leaves 1, and the clip may bind
-            loss, out = grpo_loss(
-                hidden, head.weight, tokens, advantages, old, epsilon_high=0.28, return_metrics=True
-            )
+            loss, out = grpo_loss(hidden, head.weight, tokens, advantages, old, epsilon_high=0.28, return_metrics=True)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -10,7 +10,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 if importlib.util.find_spec("ullage") is None:
     sys.path.insert(0, str(ROOT / "python"))
 
-needs_torch = ["test_complaints.py", "test_cross_entropy.py", "test_cuda.py", "test_distillation.py", "test_docs.py", "test_operations.py", "test_policy.py"]
+needs_torch = [
+    "test_complaints.py",
+    "test_cross_entropy.py",
+    "test_cuda.py",
+    "test_distillation.py",
+    "test_docs.py",
+    "test_operations.py",
+    "test_policy.py",
+]
 collect_ignore = []
 if importlib.util.find_spec("torch") is None:
     print("SKIPPED: the tests of ullage.torch: PyTorch is not installed")

@@ -56,7 +56,9 @@ def test_no_block_is_filtered_away_r3():
     close(hidden.grad[:, 1], [2 * (1 - 2**-15) + 3 * (2**-15 - 1)] * n, atol=2**-8)
 
 
-@pytest.mark.parametrize("z, right", [(9.125, -0.098124), (11.5, -0.0100186), (13.8125, -0.00100101), (16.125, -9.92028e-5)])
+@pytest.mark.parametrize(
+    "z, right", [(9.125, -0.098124), (11.5, -0.0100186), (13.8125, -0.00100101), (16.125, -9.92028e-5)]
+)
 def test_target_gradient_is_not_cancelled_r4(z, right):
     logits = torch.zeros(1, 1000, dtype=torch.bfloat16)
     logits[0, 7] = z
@@ -186,7 +188,9 @@ def test_nothing_to_count_r21(reduction, n, ignored):
     weight = torch.randn(5, 4, requires_grad=True)
     bias = torch.randn(5, requires_grad=True)
     targets = torch.full((n,), -100)
-    loss = linear_cross_entropy(hidden, weight, targets, bias=bias, reduction=reduction, z_loss=0.1, label_smoothing=0.1)
+    loss = linear_cross_entropy(
+        hidden, weight, targets, bias=bias, reduction=reduction, z_loss=0.1, label_smoothing=0.1
+    )
     assert loss.shape == ((n,) if reduction == "none" else ())
     assert (loss == 0).all() and loss.requires_grad
     loss.sum().backward()

@@ -92,7 +92,10 @@ def test_dlpack_reads_and_writes_the_same_memory(dtype):
     plain = plan.run(logits=logits, labels=labels, outputs=["token_loss"])
     d_logits = numpy.zeros((4, 7), kind)
     through = plan.run(
-        logits=OnlyDLPack(logits), labels=OnlyDLPack(labels), outputs=["token_loss"], out={"d_logits": OnlyDLPack(d_logits)}
+        logits=OnlyDLPack(logits),
+        labels=OnlyDLPack(labels),
+        outputs=["token_loss"],
+        out={"d_logits": OnlyDLPack(d_logits)},
     )
     assert through.total == plain.total
     numpy.testing.assert_array_equal(through.token_loss, plain.token_loss)

@@ -29,7 +29,8 @@ def arguments(hidden, weight, targets, *, gradients, rows, bias=None, teachers=(
 
 
 @pytest.mark.parametrize(
-    "gradients, rows", [(3, 0), (7, _run.LSE | _run.ARGMAX), (0, _run.TOKEN_LOSS), (0, _run.LOG_PROB | _run.ENTROPY), (0, 0)]
+    "gradients, rows",
+    [(3, 0), (7, _run.LSE | _run.ARGMAX), (0, _run.TOKEN_LOSS), (0, _run.LOG_PROB | _run.ENTROPY), (0, 0)],
 )
 def test_opcheck(gradients, rows):
     hidden, weight, targets = make()
@@ -62,9 +63,7 @@ def test_opcheck_of_the_backward_operations():
     tensors, (n_segments, text, budget) = values[: _ops.N_TENSORS], values[-5:-2]
     upstream = torch.randn(N)
     torch.library.opcheck(_ops.head_backward, (*tensors, upstream, n_segments, text, budget, 3))
-    torch.library.opcheck(
-        _ops.head_backward_into, (torch.zeros(V, D), *tensors, upstream, n_segments, text, budget, 1)
-    )
+    torch.library.opcheck(_ops.head_backward_into, (torch.zeros(V, D), *tensors, upstream, n_segments, text, budget, 1))
     torch.library.opcheck(_ops.scaled, (torch.randn(5, 3), torch.tensor(2.0, dtype=torch.float64), torch.float32))
 
 
@@ -79,9 +78,11 @@ LOSSES = {
     ),
     "from logits": lambda h, w, t: cross_entropy(h @ w.T, t),
     "token_logprobs": lambda h, w, t: sum(x.sum() for x in token_logprobs(h, w, t, return_entropy=True)),
-    "mix": lambda h, w, t: head_loss(
-        {"losses": [{"kind": "cross_entropy"}, {"kind": "z_loss", "weight": 0.1}]}, hidden=h, weight=w, labels=t
-    ).total,
+    "mix": lambda h, w, t: (
+        head_loss(
+            {"losses": [{"kind": "cross_entropy"}, {"kind": "z_loss", "weight": 0.1}]}, hidden=h, weight=w, labels=t
+        ).total
+    ),
 }
 
 
@@ -97,9 +98,7 @@ def test_compile_without_a_graph_break(name, dynamic):
     compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     wanted, found = step(hidden, weight, targets), compiled(hidden, weight, targets)
     assert torch.equal(found, wanted)
-    for f, w in zip(
-        torch.autograd.grad(found, (hidden, weight)), torch.autograd.grad(wanted, (hidden, weight))
-    ):
+    for f, w in zip(torch.autograd.grad(found, (hidden, weight)), torch.autograd.grad(wanted, (hidden, weight))):
         torch.testing.assert_close(f, w, rtol=1e-6, atol=1e-7)
     with torch.no_grad():
         assert torch.equal(compiled(hidden, weight, targets), wanted)
@@ -287,6 +286,17 @@ def test_main_grad_takes_the_gradient_in_float32(dtype):
     torch.testing.assert_close(weight.main_grad, plain.grad + 0.25, rtol=1e-5, atol=1e-6)
     (d_hidden,) = torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), hidden)
     assert d_hidden.dtype == dtype and d_hidden.abs().sum() > 0
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_main_grad_under_compile(backend):
+    hidden, weight, targets = make()
+    plain = weight.detach().clone().requires_grad_()
+    weight.main_grad = torch.zeros(V, D)
+    step = lambda h, w, t: linear_cross_entropy(h, w, t)  # noqa: E731
+    torch.compile(step, fullgraph=True, backend=backend)(hidden, weight, targets).backward()
+    step(hidden.detach(), plain, targets).backward()
+    assert weight.grad is None and torch.equal(weight.main_grad, plain.grad)
 
 
 def test_meta_tensors():

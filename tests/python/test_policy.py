@@ -102,7 +102,13 @@ def test_a_fully_masked_sequence_adds_nothing_r8(loss):
     hidden = HIDDEN.clone().requires_grad_()
     found = loss(hidden, WEIGHT, targets, ADVANTAGES, OLD, **OPTIONS, divisor=3.0)
     alone = loss(
-        HIDDEN[:1], WEIGHT, targets[:1], ADVANTAGES[:1], OLD[:1], **(OPTIONS | {"reference_logprobs": REF[:1]}), divisor=3.0
+        HIDDEN[:1],
+        WEIGHT,
+        targets[:1],
+        ADVANTAGES[:1],
+        OLD[:1],
+        **(OPTIONS | {"reference_logprobs": REF[:1]}),
+        divisor=3.0,
     )
     torch.testing.assert_close(found, alone)
     found.backward()

@@ -115,6 +115,7 @@ def run_head(
         "accepted: logits, or hidden and weight",
     )
     source = logits if hidden is None else hidden
+    assert source is not None  # one of the two is given
     check_plain(input=source, weight=weight, bias=bias, labels=labels)
     refuse(source.ndim < 1, "logits or hidden is a scalar; accepted: [..., vocab] or [..., d_model]")
     if weight is not None:

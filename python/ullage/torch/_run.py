@@ -237,7 +237,13 @@ def run(
             setattr(wanted, field, make(field, view))
 
     workspace = torch.empty(max(plan.workspace_bytes, 64), dtype=torch.uint8, device=x.device)
-    arguments = (plan._handle.pointer, ctypes.byref(given), ctypes.byref(wanted), workspace.data_ptr(), workspace.numel())
+    arguments = (
+        plan._handle.pointer,
+        ctypes.byref(given),
+        ctypes.byref(wanted),
+        workspace.data_ptr(),
+        workspace.numel(),
+    )
     if x.device.type == "cuda":
         with torch.cuda.device(x.device):
             # The caching allocator hands the workspace out again only behind this run, on this stream.

@@ -205,7 +205,8 @@ def _shifted(targets: Tensor, ignore_index: int) -> Tensor:
     return next_targets.masked_fill(next_targets == ignore_index, IGNORED)
 
 
-def _unshifted(rows: Tensor, shift: bool) -> Tensor:
+def _unshifted(rows: Tensor | None, shift: bool) -> Tensor:
+    assert rows is not None  # it was asked for
     return rows[..., :-1] if shift else rows
 
 

@@ -159,4 +159,4 @@ def _distil(
         returns=("token_loss",) if per_token else (),
         **inputs,
     )
-    return out.token_loss if per_token else out.total
+    return out.total if out.token_loss is None else out.token_loss

@@ -157,7 +157,7 @@ def _policy(
         bias=bias,
         labels=targets,
         ignore_index=ignore_index,
-        n_segments=n_segments,
+        n_segments=n_segments or 0,
         budget_bytes=budget_bytes,
         returns=("metrics",) if return_metrics else (),
         advantages=advantages,
