@@ -350,3 +350,60 @@ def test_lora_head_r15():
     torch.testing.assert_close(b.grad, torch.tensor([[-0.119203], [0.119203]]), atol=1e-6, rtol=0)
     torch.testing.assert_close(a.grad, torch.tensor([[-0.119203, 0.0]]), atol=1e-6, rtol=0)
     torch.testing.assert_close(hidden.grad, torch.tensor([[-0.238406, 0.0]]), atol=1e-6, rtol=0)
+
+
+def test_rows_of_a_mix_have_their_own_gradients():
+    """log_prob knows nothing of the terms' weights, and entropy nothing of a mask."""
+    hidden, weight, targets = make(torch.float64)
+    options = {
+        "token_weights": torch.rand(N, dtype=torch.float64),
+        "class_weights": torch.rand(V, dtype=torch.float64) + 0.5,
+        "mask": torch.arange(N) % 2 == 0,
+    }
+    out = head_loss(
+        {"losses": [{"kind": "cross_entropy"}, {"kind": "z_loss", "mask": "own", "weight": 0.1}]},
+        hidden=hidden,
+        weight=weight,
+        labels=targets,
+        returns=["token_loss", "log_prob", "entropy"],
+        **options,
+    )
+    z = hidden @ weight.T
+    log_q, counted, y = F.log_softmax(z, -1), targets >= 0, targets.clamp(min=0)
+    log_prob = log_q.gather(1, y[:, None])[:, 0] * counted
+    entropy = -(log_q.exp() * log_q).sum(-1) * counted
+    token_loss = -log_prob * options["token_weights"] * options["class_weights"][y]
+    token_loss = token_loss + 0.1 * torch.logsumexp(z, -1) ** 2 * options["mask"]
+    for ours, theirs in ((out.token_loss, token_loss), (out.log_prob, log_prob), (out.entropy, entropy)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+        upstream = torch.randn(N, dtype=torch.float64)
+        found = torch.autograd.grad(ours, (hidden, weight), upstream, retain_graph=True)
+        for f, w in zip(found, torch.autograd.grad(theirs, (hidden, weight), upstream, retain_graph=True)):
+            torch.testing.assert_close(f, w, rtol=1e-10, atol=1e-11)
+    (d_hidden,) = torch.autograd.grad(out.total, hidden, torch.tensor(1 / 3, dtype=torch.float64))
+    again = head_loss(
+        {"losses": [{"kind": "cross_entropy"}, {"kind": "z_loss", "mask": "own", "weight": 0.1}]},
+        hidden=hidden,
+        weight=weight,
+        labels=targets,
+        **options,
+    )
+    (wanted,) = torch.autograd.grad(again.total, hidden, torch.tensor(1 / 3, dtype=torch.float64))
+    torch.testing.assert_close(d_hidden, wanted, rtol=1e-14, atol=1e-16)
+
+
+def test_a_token_loss_that_is_not_of_its_token_alone_is_refused():
+    hidden, weight, targets = make()
+    out = head_loss(
+        {"losses": [{"kind": "gspo"}]},
+        hidden=hidden,
+        weight=weight,
+        labels=targets,
+        n_segments=1,
+        advantages=torch.ones(N),
+        old_log_probs=torch.zeros(N),
+        segments=torch.zeros(N, dtype=torch.int64),
+        returns=["token_loss"],
+    )
+    with pytest.raises(RuntimeError, match="gspo"):
+        out.token_loss.sum().backward()

@@ -236,11 +236,12 @@ def _run_again(ctx, of_values: Values) -> list[Tensor | None]:
     n_tok = tensors.input.shape[0]
     passes = []
     if of_values.total is not None:
-        passes.append((tensors, config, of_values.total.float().expand(n_tok)))
+        passes.append((tensors, config, of_values.total.to(_run.row_dtype(tensors)).expand(n_tok)))
     if of_values.token_loss is not None:
         passes.append((tensors, undivided(config), of_values.token_loss))
     if of_values.log_prob is not None:
-        passes.append((tensors._replace(teachers=[]), log_prob_config(config), of_values.log_prob))
+        bare = tensors._replace(teachers=[], token_weights=None, class_weights=None)
+        passes.append((bare, log_prob_config(config), of_values.log_prob))
     if of_values.entropy is not None:
         passes.append((_beside_uniform(tensors), entropy_config(config), of_values.entropy))
 
@@ -272,9 +273,14 @@ def _grad_in_main(weight: Tensor) -> Tensor | None:
 
 
 def undivided(config: str) -> str:
-    """The same terms, each with the divisor 1: their sum is the sum of token_loss."""
+    """The terms whose sum is the sum of token_loss: each with the divisor 1, and none of a dpo, a loss of pairs."""
     document = dict(_run.parsed(config))
-    document["losses"] = [{**loss, "divisor": 1} for loss in document["losses"]]
+    losses = document["losses"]
+    if any(loss["kind"] == "gspo" for loss in losses):
+        raise RuntimeError(
+            "ullage: token_loss of a gspo term depends on every token of its sequence; differentiate the total"
+        )
+    document["losses"] = [{**loss, "divisor": 1, **({"weight": 0} if loss["kind"] == "dpo" else {})} for loss in losses]
     return json.dumps(document)
 
 
@@ -297,7 +303,9 @@ def _beside_uniform(tensors: HeadTensors) -> HeadTensors:
     x = tensors.input
     vocab = x.shape[1] if tensors.weight is None else tensors.weight.shape[0]
     dtype = x.dtype if x.dtype == torch.float64 else torch.float32
-    return tensors._replace(teachers=[x.new_zeros((x.shape[0], 1), dtype=dtype), x.new_zeros((vocab, 1), dtype=dtype)])
+    return tensors._replace(
+        mask=None, teachers=[x.new_zeros((x.shape[0], 1), dtype=dtype), x.new_zeros((vocab, 1), dtype=dtype)]
+    )
 
 
 head.register_autograd(_backward, setup_context=_setup_context)
