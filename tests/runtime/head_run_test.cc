@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/instruction_set.h"
 #include "support/compare.h"
 #include "support/head_plan_case.h"
 #include "support/head_random.h"
@@ -153,6 +154,29 @@ TEST(HeadRun, TheSameBitsAtEveryChunkAndThreadCount) {
         const PlanOutcome cut = run_plan(c);
         EXPECT_EQ(whole.bits, cut.bits) << "chunk " << chunk;
       }
+    }
+  }
+}
+
+TEST(HeadRun, TheSameBitsOnEveryInstructionSet) {
+  Rng rng(test_seed() + 13);
+  const std::vector<LossTerm> variants = term_variants();
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kF64}) {
+    for (const int64_t d_model : {0, 9}) {
+      RandomHead head = random_head(rng, 5, d_model, 2100);
+      head.config.terms = variants;
+      head.config.options.softcap = dtype == DType::kF16 ? 0 : 20;
+      PlanCase c = case_of(head, dtype);
+      c.policy_metrics = true;
+      std::vector<std::byte> best;
+      for (const std::string_view set : cpu::instruction_sets()) {
+        ASSERT_TRUE(cpu::force_instruction_set(set));
+        const PlanOutcome outcome = run_plan(c);
+        ASSERT_TRUE(outcome.status.ok()) << outcome.status.to_string();
+        if (best.empty()) best = outcome.bits;
+        EXPECT_EQ(best, outcome.bits) << set;
+      }
+      ASSERT_TRUE(cpu::force_instruction_set(""));
     }
   }
 }
