@@ -42,6 +42,7 @@ Weight WeightFinder::find(const std::string& name, int64_t rows, int64_t cols) {
 
 std::vector<const StoredTensor*> WeightFinder::unused() const {
   std::vector<const StoredTensor*> tensors;
+  tensors.reserve(unused_.size());
   for (const auto& [name, tensor] : unused_) tensors.push_back(tensor);
   return tensors;
 }
