@@ -121,9 +121,9 @@ def empty_gradients(
     return Gradients(*(like(*each) for each in zip(tensors[:5], bits, dtypes)))
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=16)
 def _plan(request: str, device_index: int | None) -> HeadPlan:
-    """device_index: plans are the current device's, and two may differ."""
+    """Kept few: a plan for the CPU owns its threads. device_index: plans are the current device's, and two may differ."""
     return make_plan(json.loads(request))
 
 
