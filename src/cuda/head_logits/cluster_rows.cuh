@@ -113,11 +113,11 @@ struct ClusterStrips {
   // its inputs on their way. `label`: of row `from`, as stored.
   __device__ void start_row(int64_t from, int64_t label) {
     row = from;
-    while (row < p.n_tok && !row_counts(p, row, label)) {
+    while (row < end_row(p) && !row_counts(p, row, label)) {
       row += stride;
-      label = row < p.n_tok ? stored_label(p, row) : -1;
+      label = row < end_row(p) ? stored_label(p, row) : -1;
     }
-    if (row >= p.n_tok) return;
+    if (row >= end_row(p)) return;
     const T* student = span_of(p.logits, p.logits_stride);
     int bytes = bulk_bytes(student);
     if constexpr (Kind::kHasTeacher) bytes += bulk_bytes(span_of(p.teacher, p.teacher_stride));
@@ -127,11 +127,12 @@ struct ClusterStrips {
       load_span(kept + teacher_offset, span_of(p.teacher, p.teacher_stride));
     }
     inputs = load_row_inputs<T>(p, row, label);
-    if (row + stride < p.n_tok) label_ahead = stored_label(p, row + stride);
+    if (row + stride < end_row(p)) label_ahead = stored_label(p, row + stride);
     __syncwarp();
   }
   __device__ const T* span_of(const void* data, int64_t row_stride) const {
-    return static_cast<const T*>(data) + row * row_stride + int64_t{first_strip} * p.strip_columns;
+    return static_cast<const T*>(data) + (row - p.first_row) * row_stride +
+           int64_t{first_strip} * p.strip_columns;
   }
   // What a bulk copy can move of this span: whole 16-byte words from a 16-byte boundary.
   __device__ int bulk_bytes(const T* global) const {
@@ -155,7 +156,7 @@ struct ClusterStrips {
   __device__ void gradient_written() {
     ptx::fence_async_shared();
     __syncwarp();
-    T* to = static_cast<T*>(p.gradient) + row * p.gradient_stride +
+    T* to = static_cast<T*>(p.gradient) + (row - p.first_row) * p.gradient_stride +
             int64_t{first_strip} * p.strip_columns;
     const int bytes = bulk_bytes(to);
     if (lane == 0 && bytes > 0) {
@@ -222,10 +223,10 @@ __global__ void __launch_bounds__(512, 2) cluster_rows(const __grid_constant__ H
   ptx::cluster_sync();  // every block's barriers are ready before a peer counts on them
   if (first_strip >= last_strip) return;
 
-  const int64_t first_row = ptx::cluster_id();
-  if (first_row < p.n_tok) strips.start_row(first_row, stored_label(p, first_row));
+  const int64_t first_row = p.first_row + ptx::cluster_id();
+  if (first_row < end_row(p)) strips.start_row(first_row, stored_label(p, first_row));
   const bool writes = rank == 0 && warp == 0;
-  for (int64_t row = first_row; row < p.n_tok; row += strips.stride) {
+  for (int64_t row = first_row; row < end_row(p); row += strips.stride) {
     if (row != strips.row) {
       ptx::wait_for_previous_kernel();
       clear_row<T>(p, row, first_strip, last_strip, writes);

@@ -68,8 +68,10 @@ Status count_resident_clusters(const RowLayout& layout, const void* kernel, int&
   return kCudaOk;
 }
 
-Status start_rows(const HeadParams& params, const RowLaunch& launch, cudaStream_t stream) {
-  if (params.n_tok == 0) return kCudaOk;
+// `early`: the kernel before this one writes neither logits nor teacher.
+Status start_rows(const HeadParams& params, const RowLaunch& launch, bool early,
+                  cudaStream_t stream) {
+  if (params.n_rows == 0) return kCudaOk;
   const RowLayout& layout = launch.layout;
   const void* kernel = row_kernel(launch, params.softcap > 0);
   const auto threads = static_cast<unsigned>(layout.warps * 32);
@@ -86,10 +88,10 @@ Status start_rows(const HeadParams& params, const RowLaunch& launch, cudaStream_
     ULLAGE_RETURN_IF_REFUSED(count_resident_clusters(layout, kernel, clusters));
     groups = clusters;
   }
-  if (groups > params.n_tok) groups = params.n_tok;
+  if (groups > params.n_rows) groups = params.n_rows;
   return start(name_of(layout.kernel).data(), kernel, params,
                static_cast<unsigned>(groups * layout.cluster), threads, layout.shared_bytes,
-               layout.cluster, true, stream);
+               layout.cluster, early, stream);
 }
 
 }  // namespace
@@ -117,19 +119,23 @@ Status launch_scalars(const HeadParams& params, CUstream_st* stream) {
                stream);
 }
 
+Status launch_rows(const HeadParams& params, const RowLaunch& launch, CUstream_st* stream) {
+  return start_rows(params, launch, false, stream);
+}
+
 Status launch_head(const HeadParams& params, const RowLaunch& launch, CUstream_st* stream) {
   ULLAGE_RETURN_IF_REFUSED(launch_census(params, stream));
   HeadParams rows = params;
   if (params.n_sequence_terms > 0 && params.n_tok > 0) {
     // A sequence's slope needs all its rows: the rows once forward, then once more with the slopes.
     rows.gradient = nullptr;
-    ULLAGE_RETURN_IF_REFUSED(start_rows(rows, launch, stream));
+    ULLAGE_RETURN_IF_REFUSED(start_rows(rows, launch, true, stream));
     ULLAGE_RETURN_IF_REFUSED(launch_sequences(params, stream));
     rows.gradient = params.gradient;
     rows.slopes_ready = true;
   }
   if (!rows.slopes_ready || rows.gradient != nullptr) {
-    ULLAGE_RETURN_IF_REFUSED(start_rows(rows, launch, stream));
+    ULLAGE_RETURN_IF_REFUSED(start_rows(rows, launch, true, stream));
   }
   return launch_scalars(params, stream);
 }

@@ -24,6 +24,10 @@ Status launch_census(const HeadParams& params, CUstream_st* stream);
 Status launch_sequences(const HeadParams& params, CUstream_st* stream);
 Status launch_scalars(const HeadParams& params, CUstream_st* stream);
 
+// The rows [first_row, first_row + n_rows) on their own, after the census (and, for their
+// gradient under sequence terms, after the sequences with slopes_ready set).
+Status launch_rows(const HeadParams& params, const RowLaunch& launch, CUstream_st* stream);
+
 // Census, rows, with sequence terms their two kernels and the rows again, scalars.
 Status launch_head(const HeadParams& params, const RowLaunch& launch, CUstream_st* stream);
 

@@ -96,12 +96,14 @@ struct Census {
 enum class Fault : int { kLabel = 1, kNonFinite = 2, kSegment = 3, kPair = 4, kTopK = 5 };
 
 struct HeadParams {
-  // --- The row.
-  const void* logits = nullptr;   // [n][V]
-  const void* teacher = nullptr;  // [n][V or more]
-  void* gradient = nullptr;       // [n][V], nullptr: forward only; may be the logits
+  // --- The rows of one launch: first_row to first_row + n_rows - 1 of n_tok. The matrices hold
+  // these rows alone; every vector over rows holds all n_tok.
+  const void* logits = nullptr;   // [n_rows][V]
+  const void* teacher = nullptr;  // [n_rows][V or more]
+  void* gradient = nullptr;       // [n_rows][V], nullptr: forward only; may be the logits
   int64_t logits_stride = 0, teacher_stride = 0, gradient_stride = 0;  // elements
   int64_t n_tok = 0;
+  int64_t first_row = 0, n_rows = 0;
   int64_t vocab = 0;
   int64_t vocab_offset = 0;
   bool accumulate = false;  // the gradient is added to what `gradient` holds

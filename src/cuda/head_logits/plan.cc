@@ -166,7 +166,7 @@ void fill_row(const CudaHeadPlan::State& state, const Inputs& inputs, const Outp
   p.gradient = outputs.d_logits.data;
   p.gradient_stride = outputs.d_logits.row_stride;
   p.accumulate = outputs.accumulate;
-  p.n_tok = state.shape.n_tok;
+  p.n_tok = p.n_rows = state.shape.n_tok;
   p.vocab = state.shape.vocab;
   p.vocab_offset = state.config.options.vocab_offset;
   p.strip_columns = layout.strip_columns;

@@ -51,7 +51,7 @@ __device__ inline void clear_row(const HeadParams& p, int64_t row, int first_str
                                  bool writes) {
   const int lane = threadIdx.x % 32;
   if (p.gradient != nullptr && !p.accumulate) {
-    T* columns = static_cast<T*>(p.gradient) + row * p.gradient_stride +
+    T* columns = static_cast<T*>(p.gradient) + (row - p.first_row) * p.gradient_stride +
                  int64_t{first_strip} * p.strip_columns;
     const int n = columns_between(p, first_strip, last_strip);
     const float zeros[8] = {};
@@ -176,9 +176,9 @@ __device__ inline void process_row(const HeadParams& p, int64_t row, const RowIn
   if (p.gradient == nullptr) return;
   const GradientScales scales = gradient_scales<Kind::kFamily>(sums, c);
   const int64_t first_column = int64_t{strips.first()} * p.strip_columns;
-  const T* held = p.accumulate
-                      ? static_cast<const T*>(p.gradient) + row * p.gradient_stride + first_column
-                      : nullptr;
+  const T* held = p.accumulate ? static_cast<const T*>(p.gradient) +
+                                     (row - p.first_row) * p.gradient_stride + first_column
+                               : nullptr;
   const auto write_span = [&]<bool kPlain>() {
     span_gradient<Kind, kPlain>(p, strips.student_span(), strips.teacher_span(),
                                 strips.gradient_span(), strips.gradient_aligned(), held,

@@ -28,6 +28,8 @@ __device__ inline int64_t index_at(const RowIndices& v, int64_t i) {
   return v.id_bytes == 8 ? static_cast<const int64_t*>(v.data)[i * v.stride]
                          : static_cast<const int32_t*>(v.data)[i * v.stride];
 }
+// One past the last row of this launch.
+__device__ inline int64_t end_row(const HeadParams& p) { return p.first_row + p.n_rows; }
 // A row's label as stored; -1 where there are none.
 __device__ inline int64_t stored_label(const HeadParams& p, int64_t row) {
   return p.labels.data == nullptr ? -1 : index_at(p.labels, row);
@@ -93,7 +95,8 @@ template <class T>
 __device__ inline RowInputs load_row_inputs(const HeadParams& p, int64_t row, int64_t label) {
   RowInputs in = load_row_vectors(p, row, label);
   if (in.label >= 0) {
-    in.label_logit = to_float(static_cast<const T*>(p.logits)[row * p.logits_stride + in.label]);
+    in.label_logit =
+        to_float(static_cast<const T*>(p.logits)[(row - p.first_row) * p.logits_stride + in.label]);
   }
   return in;
 }

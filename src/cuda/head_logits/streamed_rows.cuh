@@ -20,7 +20,8 @@ struct StreamedStrips {
   __device__ int last() const { return min(first() + p.strips_per_warp, p.n_strips); }
 
   __device__ StreamedStrip<T> columns_at(const void* data, int64_t stride, int from, int n) const {
-    const T* columns = static_cast<const T*>(data) + row * stride + int64_t{from} * p.strip_columns;
+    const T* columns = static_cast<const T*>(data) + (row - p.first_row) * stride +
+                       int64_t{from} * p.strip_columns;
     return {columns, n, is_aligned(columns)};
   }
   __device__ StreamedStrip<T> student(int strip) const {
@@ -36,7 +37,7 @@ struct StreamedStrips {
     return columns_at(p.teacher, p.teacher_stride, first(), columns_between(p, first(), last()));
   }
   __device__ T* gradient_span() const {
-    return static_cast<T*>(p.gradient) + row * p.gradient_stride +
+    return static_cast<T*>(p.gradient) + (row - p.first_row) * p.gradient_stride +
            int64_t{first()} * p.strip_columns;
   }
   __device__ bool gradient_aligned() const { return is_aligned(gradient_span()); }
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
   extern __shared__ __align__(16) float streamed_partials[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int n_warps = static_cast<int>(blockDim.x) / 32;
-  for (int64_t row = blockIdx.x; row < p.n_tok; row += gridDim.x) {
+  for (int64_t row = p.first_row + blockIdx.x; row < end_row(p); row += gridDim.x) {
     const int64_t label = stored_label(p, row);
     StreamedStrips<Kind> strips{p, row, streamed_partials, warp, lane, n_warps};
     if (!row_counts(p, row, label)) {
