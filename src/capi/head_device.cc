@@ -52,6 +52,7 @@ HeadPromise promise_of(const lossk::CudaLinearHeadPlan& plan, int64_t) {
   promise.n_chunks = plan.n_chunks();
   promise.materialized_bytes = plan.materialized_bytes();
   promise.operations = plan.operations();
+  promise.rejections = plan.rejections();
   return promise;
 }
 

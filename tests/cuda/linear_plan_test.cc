@@ -71,18 +71,44 @@ TEST(CudaLinearPlan, RefusesWhatItDoesNotTake) {
             kLossBadChunk);
   EXPECT_EQ(plan_cuda_linear(shape, cross_entropy(), training(), {.chunk = 100}).status().code(),
             kLossBadChunk);
-  HeadConfig capped = cross_entropy();
-  capped.options.softcap = 30;
-  EXPECT_EQ(plan_cuda_linear(shape, capped, training(), {}).status().code(), kHeadUnknownKind);
+  HeadConfig top_k = cross_entropy();
+  top_k.teachers = {{.kind = TeacherKind::kTopK, .k = 8}};
+  top_k.terms[0].kind = LossKind::kDistillation;
+  EXPECT_EQ(plan_cuda_linear(shape, top_k, training(), {}).status().code(), kHeadUnknownKind);
   Request f32 = training();
   f32.weight_dtype = DType::kF32;
   EXPECT_EQ(plan_cuda_linear(shape, cross_entropy(), f32, {}).status().code(), kHeadBadDtype);
-  EXPECT_EQ(plan_cuda_linear({2048, 100, 1000}, cross_entropy(), training(), {}).status().code(),
-            kHeadShapeMismatch);
-  CudaLinearHeadOptions ampere;
-  ampere.device.compute_capability = 80;
-  EXPECT_EQ(plan_cuda_linear(shape, cross_entropy(), training(), ampere).status().code(),
+  CudaLinearHeadOptions volta;
+  volta.device.compute_capability = 70;
+  EXPECT_EQ(plan_cuda_linear(shape, cross_entropy(), training(), volta).status().code(),
             kCudaUnsupportedDevice);
+  EXPECT_EQ(plan_cuda_linear(shape, cross_entropy(), training(), {.kernel = "x"}).status().code(),
+            kHeadUnknownKernel);
+}
+
+TEST(CudaLinearPlan, SaysWhyTheFirstKernelWasPassedOver) {
+  const Shape shape{2048, 4096, 151936};
+  const auto first = plan_cuda_linear(shape, cross_entropy(), training(), {});
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(first->kernel(), "linear_head_sm90_scaled_exponentials");
+  EXPECT_TRUE(first->rejections().empty());
+  HeadConfig capped = cross_entropy();
+  capped.options.softcap = 30;
+  const auto second = plan_cuda_linear(shape, capped, training(), {});
+  ASSERT_TRUE(second.ok()) << second.status().to_string();
+  EXPECT_EQ(second->kernel(), "linear_head_sm80_chunked_products");
+  ASSERT_EQ(second->rejections().size(), 1u);
+  EXPECT_EQ(second->rejections()[0].candidate, first->kernel());
+  EXPECT_NE(second->rejections()[0].reason.find("softcap"), std::string::npos);
+  // By name, a kernel is held to what it takes.
+  EXPECT_EQ(
+      plan_cuda_linear(shape, capped, training(), {.kernel = first->kernel()}).status().code(),
+      kHeadUnknownKind);
+  const auto forced =
+      plan_cuda_linear(shape, cross_entropy(), training(), {.kernel = second->kernel()});
+  ASSERT_TRUE(forced.ok());
+  EXPECT_EQ(forced->kernel(), second->kernel());
+  EXPECT_NE(forced->rejections()[0].reason.find("asked for"), std::string::npos);
 }
 
 }  // namespace

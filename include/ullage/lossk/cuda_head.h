@@ -63,7 +63,8 @@ class ULLAGE_API CudaHeadPlan {
   // with the first such row; 623 where the device failed.
   Status check(CUstream_st* stream, std::span<const std::byte> workspace) const;
 
-  struct State;
+  struct State;  // the library's own
+  const State& state() const { return *state_; }
   explicit CudaHeadPlan(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
  private:

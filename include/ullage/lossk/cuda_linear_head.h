@@ -1,17 +1,31 @@
-// The losses at the head on a Hopper GPU, from hidden states: the projection, the losses and the
-// gradients fused, a chunk of rows at a time. Plan on any host, run on a stream.
+// The losses at the head on an NVIDIA GPU, from hidden states: the projection, the losses and the
+// gradients, a chunk of rows at a time, so that the logits never exist at once. Plan on any host,
+// run on a stream.
 //
-// Per chunk three matrix products and two small kernels. The first product's epilogue reduces the
-// logits where they are born and stores bf16(e^(a - c)); the logit gradient never exists on its
-// own: the products for d_hidden and d_weight take the stored exponentials with a factor per row,
-// and the label's column is added apart in float32.
+// Two kernels. The plan takes the first that takes the problem and says why where it is not the
+// first.
+//
+// linear_head_sm90_scaled_exponentials: Hopper, bf16, label and policy terms. Per chunk three
+//   matrix products and two small kernels. The first product's epilogue reduces the logits where
+//   they are born and stores bf16(e^(a - c)); the logit gradient never exists on its own: the
+//   products for d_hidden and d_weight take the stored exponentials with a factor per row, and the
+//   label's column is added apart in float32.
+// linear_head_sm80_chunked_products: everything that the row kernels of cuda_head.h take, in bf16,
+//   f16 and f32, on sm_80 and newer, also with a bias, an adapter, or a teacher given by its hidden
+//   states. Per chunk the logits by cuBLASLt in the input's type, those row kernels in place, and
+//   the gradients by cuBLASLt from the logit gradient, summed in float32. f32 products are
+//   "pedantic": float32 throughout, no TF32. An f16 logit gradient is held times a power of two,
+//   so that a mean over many rows stays in range. cuBLASLt is loaded when it is first needed.
 //
 // The terms, inputs and outputs are those of head.h; here every pointer in `Inputs` and `Outputs`
 // is device memory, and vectors are f32 (ids: 4 or 8 bytes).
 //
-// Grade `bitwise`: a row's loss, log-sum-exp, log-probability and d_hidden depend on the row, the
-// weight and the terms alone; d_weight on the rows in their order. None depends on the chunk, the
-// number of rows beside, or the run.
+// Grades. `bitwise` for a row's loss, log-sum-exp, log-probability and d_hidden: they depend on the
+// row, the weight and the terms alone; not on the chunk, the number of rows beside, or the run.
+// (chunked products: also on the device's kind and cuBLASLt's version, which choose the products'
+// algorithm; once for the shape, at 1024 rows, without split-K.) d_weight, d_bias and the adapter's
+// gradients: scaled exponentials `bitwise` over chunks; chunked products `run_to_run`, for a chunk
+// is one link of their float32 sum (d_bias: bitwise).
 #pragma once
 
 #include <cstddef>
@@ -19,6 +33,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ullage/export.h"
@@ -28,8 +43,12 @@ namespace ullage::lossk {
 
 struct CudaLinearHeadOptions {
   CudaDevice device = {};
-  int64_t budget_bytes = 0;  // of workspace; 0: 512 MiB
-  int64_t chunk = 0;  // rows, a multiple of 256 or n_tok or more; 0: the largest the budget allows
+  // Of workspace; 0: 512 MiB, and in chunked products the f32 sum of a 16-bit d_weight on top.
+  int64_t budget_bytes = 0;
+  // Rows: n_tok or more, or a multiple of 256 (scaled exponentials) or 8 (chunked products); 0:
+  // what the budget allows.
+  int64_t chunk = 0;
+  std::string_view kernel = {};  // forced by name; empty: chosen
 };
 
 class ULLAGE_API CudaLinearHeadPlan {
@@ -44,9 +63,14 @@ class ULLAGE_API CudaLinearHeadPlan {
   int64_t n_chunks() const;
   const std::vector<Booking>& bookings() const;  // of the workspace; they add up to it
   int64_t workspace_bytes() const;
-  int64_t materialized_bytes() const;  // what [n_tok][vocab] logits in bf16 would take
+  int64_t materialized_bytes() const;  // what [n_tok][vocab] logits in the input's type would take
   double operations() const;           // floating-point operations of the products
   int launches() const;                // kernels one run puts on the stream
+  const std::vector<Rejection>& rejections() const;
+
+  // What the first run on a device does before it launches: loads cuBLASLt and chooses the
+  // products' algorithms. Errors: 621 where the library is missing, 622 where it has no algorithm.
+  Status prepare() const;
 
   // Puts the whole computation on `stream` and returns; capturable in a CUDA graph. `workspace`:
   // device memory, workspace_bytes() or more, 256-byte aligned. Errors: 582, 585, 683, 695, 696 for
@@ -65,11 +89,13 @@ class ULLAGE_API CudaLinearHeadPlan {
   std::shared_ptr<const State> state_;
 };
 
-// hidden, weight and d_hidden are bf16, d_weight f32 or bf16 (then summed in f32 in the workspace,
-// whole or by strips, and rounded once); d_model is a multiple of 8. Errors: those of `plan`, 587
-// where 256 rows do not fit the budget or the chunk does not, 622, 681 and 696 for what these
-// kernels do not take: distillation, label smoothing, entropy, arg-max, policy metrics, softcap,
-// bias, an adapter, a term with a logits_scale of its own.
+// hidden, weight and the adapter have one type of bf16, f16, f32 (scaled exponentials: bf16);
+// d_hidden that type or f32, d_weight and with it d_bias and the adapter's gradients that type,
+// summed in f32 and rounded once, or f32. Hidden-state teachers have the input's type (or any of
+// the three where that is f32). Base pointers lie at multiples of 16 bytes, and so do rows where
+// those of a dense matrix would. Errors: those of `plan`, 587 where the smallest chunk does not fit
+// the budget or the chunk asked for does not, 622, 698 for a kernel that is none, and 681, 695, 696
+// for what neither kernel takes: see plan_cuda.
 ULLAGE_API Result<CudaLinearHeadPlan> plan_cuda_linear(const Shape& shape, const HeadConfig& config,
                                                        const Request& request,
                                                        const CudaLinearHeadOptions& options);

@@ -64,6 +64,16 @@ Status check_indices(std::string_view field, const IndexView& view, int64_t size
   return check_size(field, view.size, size);
 }
 
+Status check_hidden_teacher(const Teacher& teacher, const LossTerm& term, int64_t n_tok,
+                            const TeacherInputs& given) {
+  if (!given.hidden) return missing(term, "the teacher's hidden");
+  if (!given.weight) return missing(term, "the teacher's weight");
+  ULLAGE_RETURN_IF_REFUSED(
+      check_matrix("the teacher's hidden", given.hidden, teacher.dtype, n_tok, teacher.d_model));
+  return check_matrix("the teacher's weight", given.weight, teacher.weight_dtype, teacher.vocab,
+                      teacher.d_model);
+}
+
 Status check_term(const HeadConfig& config, const LossTerm& term, const Shape& shape,
                   const Inputs& inputs) {
   if (needs_labels(term.kind) || term.mask == RowMask::kLabels) {
@@ -91,9 +101,12 @@ Status check_term(const HeadConfig& config, const LossTerm& term, const Shape& s
   }
   if (term.kind != LossKind::kDistillation) return kHeadOk;
   const auto t = static_cast<size_t>(term.teacher);
-  if (t >= inputs.teachers.size() || !inputs.teachers[t].logits) {
-    return missing(term, "the teacher's logits");
+  const bool given = t < inputs.teachers.size();
+  if (config.teachers[t].kind == TeacherKind::kHidden) {
+    return check_hidden_teacher(config.teachers[t], term, shape.n_tok,
+                                given ? inputs.teachers[t] : TeacherInputs{});
   }
+  if (!given || !inputs.teachers[t].logits) return missing(term, "the teacher's logits");
   return check_matrix("the teacher's logits", inputs.teachers[t].logits, config.teachers[t].dtype,
                       shape.n_tok, config.teachers[t].vocab);
 }

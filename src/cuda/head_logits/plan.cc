@@ -10,6 +10,7 @@
 #include "cuda/head_logits/config.h"
 #include "cuda/head_logits/fill_params.h"
 #include "cuda/head_logits/launch.h"
+#include "cuda/head_logits/open_rows.h"
 #include "cuda/head_logits/report.h"
 #include "ullage/lossk/cuda_head.h"
 
@@ -228,12 +229,20 @@ Status CudaHeadPlan::run(CUstream_st* stream, const Inputs& inputs, const Output
   if (!status.ok()) return status;
   status = cuda::check_workspace(workspace, state.workspace_bytes);
   if (!status.ok()) return status;
-  HeadParams params;
-  fill_row(state, inputs, outputs, params);
-  cuda::fill_vectors(inputs, outputs, params);
-  cuda::fill_terms(state.config, inputs, outputs, params);
-  fill_workspace(state, workspace.data(), params);
-  return cuda::launch_head(params, state.launch, stream);
+  const cuda::OpenRows rows = cuda::open_rows(*this, inputs, outputs, workspace.data());
+  return cuda::launch_head(rows.params, rows.launch, stream);
+}
+
+cuda::OpenRows cuda::open_rows(const CudaHeadPlan& plan, const Inputs& inputs,
+                               const Outputs& outputs, std::byte* workspace) {
+  const CudaHeadPlan::State& state = plan.state();
+  OpenRows rows;
+  rows.launch = state.launch;
+  fill_row(state, inputs, outputs, rows.params);
+  fill_vectors(inputs, outputs, rows.params);
+  fill_terms(state.config, inputs, outputs, rows.params);
+  fill_workspace(state, workspace, rows.params);
+  return rows;
 }
 
 Status CudaHeadPlan::check(CUstream_st* stream, std::span<const std::byte> workspace) const {

@@ -9,6 +9,8 @@
 #include "cuda/head_logits/launch.h"
 #include "cuda/head_logits/report.h"
 #include "cuda/linear_head/launch.h"
+#include "cuda/linear_plan.h"
+#include "cuda/workspace_slices.h"
 #include "ullage/lossk/cuda_linear_head.h"
 
 namespace ullage::lossk {
@@ -17,53 +19,27 @@ using cuda::HeadParams;
 using cuda::LinearLayout;
 using cuda::LinearParams;
 
-struct CudaLinearHeadPlan::State {
-  Shape shape;
-  HeadConfig config;
-  Request request;
-  std::string kernel = "linear_head_sm90_scaled_exponentials";
-  std::string mode;
-  LinearLayout layout;
-  std::vector<Booking> bookings;
-  int64_t workspace_bytes = 0;
-  int n_sequence_terms = 0;
-};
-
 namespace {
 
+struct ScaledExponentials final : CudaLinearHeadPlan::State {
+  LinearLayout layout;
+  int n_sequence_terms = 0;
+
+  Status prepare() const override { return kHeadOk; }
+  Status run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
+             std::byte* workspace) const override;
+};
+
 constexpr int64_t kDefaultBudgetBytes = int64_t{512} << 20;
-constexpr int64_t kAlignBytes = 256;
 // Rows at a time in the pass over the statistics that strips need first: their tile sums are all
 // that is kept.
 constexpr int64_t kStatisticsRows = 2048;
-
-// Hands out the workspace in the order of booking; with a base of nullptr it only books. One walk
-// serves the plan and the run, so what is promised is what is used.
-class Slices {
- public:
-  Slices(std::byte* base, std::vector<Booking>* bookings) : base_(base), bookings_(bookings) {}
-
-  template <class T>
-  void take(T*& pointer, std::string_view purpose, int64_t bytes) {
-    if (bytes == 0) return;
-    const int64_t rounded = (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
-    if (base_ != nullptr) pointer = reinterpret_cast<T*>(base_ + used_);
-    if (bookings_ != nullptr) bookings_->push_back({std::string(purpose), rounded});
-    used_ += rounded;
-  }
-  int64_t used() const { return used_; }
-
- private:
-  std::byte* base_;
-  std::vector<Booking>* bookings_;
-  int64_t used_ = 0;
-};
 
 bool is_rounded(const Request& request) {
   return request.d_weight && request.d_weight_dtype == DType::kBF16;
 }
 
-void take_workspace(const CudaLinearHeadPlan::State& state, Slices& slices, HeadParams& p,
+void take_workspace(const ScaledExponentials& state, cuda::WorkspaceSlices& slices, HeadParams& p,
                     LinearParams& r) {
   const int64_t n = state.shape.n_tok, d = state.shape.d_model, v = state.shape.vocab;
   const LinearLayout& layout = state.layout;
@@ -103,7 +79,7 @@ void take_workspace(const CudaLinearHeadPlan::State& state, Slices& slices, Head
   }
 }
 
-void lay_chunks(CudaLinearHeadPlan::State& state, int64_t chunk) {
+void lay_chunks(ScaledExponentials& state, int64_t chunk) {
   LinearLayout& layout = state.layout;
   layout.chunk = chunk;
   layout.strip = 0;
@@ -111,7 +87,7 @@ void lay_chunks(CudaLinearHeadPlan::State& state, int64_t chunk) {
   layout.vocab_slices = cuda::vocab_slices(state.shape.d_model, state.shape.vocab);
 }
 
-void lay_strips(CudaLinearHeadPlan::State& state, int64_t strip) {
+void lay_strips(ScaledExponentials& state, int64_t strip) {
   LinearLayout& layout = state.layout;
   layout.chunk = std::min(state.shape.n_tok, kStatisticsRows);
   layout.strip = strip;
@@ -120,20 +96,20 @@ void lay_strips(CudaLinearHeadPlan::State& state, int64_t strip) {
   layout.vocab_slices = 1;
 }
 
-int64_t booked_bytes(const CudaLinearHeadPlan::State& state) {
-  Slices slices(nullptr, nullptr);
+int64_t booked_bytes(const ScaledExponentials& state) {
+  cuda::WorkspaceSlices slices(nullptr, nullptr);
   HeadParams p;
   LinearParams r;
   take_workspace(state, slices, p, r);
   return slices.used();
 }
 
-int64_t bytes_at(CudaLinearHeadPlan::State& state, int64_t chunk) {
+int64_t bytes_at(ScaledExponentials& state, int64_t chunk) {
   lay_chunks(state, chunk);
   return booked_bytes(state);
 }
 
-int64_t bytes_of_strip(CudaLinearHeadPlan::State& state, int64_t strip) {
+int64_t bytes_of_strip(ScaledExponentials& state, int64_t strip) {
   lay_strips(state, strip);
   return booked_bytes(state);
 }
@@ -234,7 +210,7 @@ int64_t even_chunk(int64_t n_tok, int64_t largest) {
   return cuda::divide_up(cuda::divide_up(n_tok, n_chunks), cuda::kChunkRows) * cuda::kChunkRows;
 }
 
-Status choose_chunk(CudaLinearHeadPlan::State& state, const CudaLinearHeadOptions& options) {
+Status choose_chunk(ScaledExponentials& state, const CudaLinearHeadOptions& options) {
   const int64_t n = state.shape.n_tok;
   const int64_t budget = options.budget_bytes > 0 ? options.budget_bytes : kDefaultBudgetBytes;
   const auto refuse = [&](int64_t chunk) -> Status {
@@ -273,40 +249,26 @@ Status choose_chunk(CudaLinearHeadPlan::State& state, const CudaLinearHeadOption
   return kHeadOk;
 }
 
-}  // namespace
-
-const std::string& CudaLinearHeadPlan::kernel() const { return state_->kernel; }
-const std::string& CudaLinearHeadPlan::mode() const { return state_->mode; }
-int64_t CudaLinearHeadPlan::chunk() const { return state_->layout.chunk; }
-int64_t CudaLinearHeadPlan::n_chunks() const { return state_->layout.n_chunks; }
-const std::vector<Booking>& CudaLinearHeadPlan::bookings() const { return state_->bookings; }
-int64_t CudaLinearHeadPlan::workspace_bytes() const { return state_->workspace_bytes; }
-
-int64_t CudaLinearHeadPlan::materialized_bytes() const {
-  return state_->shape.n_tok * state_->shape.vocab * 2;
-}
-
-double CudaLinearHeadPlan::operations() const {
-  const double product = 2.0 * static_cast<double>(state_->shape.n_tok) *
-                         static_cast<double>(state_->shape.d_model) *
-                         static_cast<double>(state_->shape.vocab);
-  const int products = 1 + (state_->request.d_hidden ? 1 : 0) + (state_->request.d_weight ? 1 : 0) +
-                       (state_->mode == "chunk" ? 0 : 1);
+double operations_of(const ScaledExponentials& state) {
+  const double product = 2.0 * static_cast<double>(state.shape.n_tok) *
+                         static_cast<double>(state.shape.d_model) *
+                         static_cast<double>(state.shape.vocab);
+  const int products = 1 + (state.request.d_hidden ? 1 : 0) + (state.request.d_weight ? 1 : 0) +
+                       (state.mode == "chunk" ? 0 : 1);
   return product * products;
 }
 
-int CudaLinearHeadPlan::launches() const {
-  const auto chunks = static_cast<int>(state_->layout.n_chunks);
-  const Request& request = state_->request;
+int launches_of(const ScaledExponentials& state) {
+  const auto chunks = static_cast<int>(state.n_chunks);
+  const Request& request = state.request;
   int launches = 2 + (chunks > 0 ? 1 : 0);  // census, scalars, columns
-  if (state_->layout.strip > 0) {
-    const auto strips =
-        static_cast<int>(cuda::divide_up(state_->shape.vocab, state_->layout.strip));
+  if (state.layout.strip > 0) {
+    const auto strips = static_cast<int>(cuda::divide_up(state.shape.vocab, state.layout.strip));
     return launches + 2 * chunks + strips * (5 + (request.d_hidden ? 1 : 0)) +
            (request.d_hidden ? 1 : 0);
   }
   launches += chunks * (2 + (request.d_hidden ? 2 : 0) + (request.d_weight ? 1 : 0));
-  if (state_->n_sequence_terms > 0 && chunks > 0) {
+  if (state.n_sequence_terms > 0 && chunks > 0) {
     const bool gradients = request.d_hidden || request.d_weight;
     launches += 2;  // sums and slopes
     if (gradients)
@@ -316,12 +278,10 @@ int CudaLinearHeadPlan::launches() const {
   return launches;
 }
 
-Status CudaLinearHeadPlan::run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
-                               std::span<std::byte> workspace) const {
-  const State& state = *state_;
+Status ScaledExponentials::run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
+                               std::byte* workspace) const {
+  const ScaledExponentials& state = *this;
   Status status = check_linear_inputs(state.shape, state.config, state.request, inputs, outputs);
-  if (!status.ok()) return status;
-  status = cuda::check_workspace(workspace, state.workspace_bytes);
   if (!status.ok()) return status;
   HeadParams p;
   p.n_tok = state.shape.n_tok;
@@ -348,7 +308,7 @@ Status CudaLinearHeadPlan::run(CUstream_st* stream, const Inputs& inputs, const 
     r.d_weight_sum = static_cast<float*>(outputs.d_weight.data);
     r.d_weight_sum_stride = outputs.d_weight.row_stride;
   }
-  Slices slices(workspace.data(), nullptr);
+  cuda::WorkspaceSlices slices(workspace, nullptr);
   take_workspace(state, slices, p, r);
   if (is_rounded(state.request)) {
     r.d_weight_sum_stride = state.shape.d_model;
@@ -364,26 +324,21 @@ Status CudaLinearHeadPlan::run(CUstream_st* stream, const Inputs& inputs, const 
   return cuda::launch_linear_head(p, r, stream);
 }
 
-Status CudaLinearHeadPlan::check(CUstream_st* stream, std::span<const std::byte> workspace) const {
-  Status status = cuda::check_workspace(workspace, state_->workspace_bytes);
-  if (!status.ok()) return status;
-  // The census is booked first.
-  return cuda::report_census(reinterpret_cast<const cuda::Census*>(workspace.data()), state_->shape,
-                             state_->config.options.vocab_offset, stream);
-}
+}  // namespace
 
-Result<CudaLinearHeadPlan> plan_cuda_linear(const Shape& shape, const HeadConfig& config,
-                                            const Request& request,
-                                            const CudaLinearHeadOptions& options) {
-  if (Status status = validate(config); !status.ok()) return status;
-  if (Status status = check_plan(shape, config, request); !status.ok()) return status;
+Result<cuda::LinearState> cuda::plan_scaled_exponentials(const Shape& shape,
+                                                         const HeadConfig& config,
+                                                         const Request& request,
+                                                         const CudaLinearHeadOptions& options) {
   if (Status status = check_taken(shape, config, request); !status.ok()) return status;
   if (options.device.compute_capability != 90) {
-    return {kCudaUnsupportedDevice, options.device.name + " has compute capability " +
-                                        describe(options.device.compute_capability) +
-                                        "; the fused head needs 90, Hopper's matrix instructions"};
+    return Status(kCudaUnsupportedDevice,
+                  options.device.name + " has compute capability " +
+                      describe(options.device.compute_capability) +
+                      "; the fused head needs 90, Hopper's matrix instructions");
   }
-  auto state = std::make_shared<CudaLinearHeadPlan::State>();
+  auto state = std::make_shared<ScaledExponentials>();
+  state->kernel = kScaledExponentials;
   state->shape = shape;
   state->config = config;
   state->request = request;
@@ -393,7 +348,9 @@ Result<CudaLinearHeadPlan> plan_cuda_linear(const Shape& shape, const HeadConfig
   layout.n_tiles = static_cast<int>(cuda::divide_up(shape.vocab, cuda::LogitsTile::kN));
   if (Status status = choose_chunk(*state, options); !status.ok()) return status;
   layout.n_chunks = layout.chunk == 0 ? 0 : cuda::divide_up(shape.n_tok, layout.chunk);
-  Slices slices(nullptr, &state->bookings);
+  state->chunk = layout.chunk;
+  state->n_chunks = layout.n_chunks;
+  cuda::WorkspaceSlices slices(nullptr, &state->bookings);
   HeadParams p;
   LinearParams r;
   take_workspace(*state, slices, p, r);
@@ -401,7 +358,9 @@ Result<CudaLinearHeadPlan> plan_cuda_linear(const Shape& shape, const HeadConfig
   const bool gradients = request.d_hidden || request.d_weight;
   const bool two_pass = state->n_sequence_terms > 0 && gradients && layout.n_chunks > 1;
   state->mode = layout.strip > 0 ? "strip" : two_pass ? "chunk_two_pass" : "chunk";
-  return CudaLinearHeadPlan(std::move(state));
+  state->operations = operations_of(*state);
+  state->launches = launches_of(*state);
+  return cuda::LinearState(std::move(state));
 }
 
 }  // namespace ullage::lossk

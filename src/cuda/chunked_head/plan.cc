@@ -1,0 +1,472 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "contract/describe.h"
+#include "contract/head_validate.h"
+#include "cuda/chunked_head/launch.h"
+#include "cuda/head_logits/check.h"
+#include "cuda/head_logits/config.h"
+#include "cuda/head_logits/fill_params.h"
+#include "cuda/head_logits/open_rows.h"
+#include "cuda/linear_plan.h"
+#include "cuda/workspace_slices.h"
+
+namespace ullage::lossk {
+
+using cuda::ChunkedLayout;
+using cuda::ChunkedParams;
+using cuda::Operand;
+using cuda::Product;
+using cuda::SummedGradient;
+
+namespace {
+
+constexpr int64_t kDefaultBudgetBytes = int64_t{512} << 20;
+
+struct ChunkedProducts final : CudaLinearHeadPlan::State {
+  explicit ChunkedProducts(CudaHeadPlan rows_plan) : rows(std::move(rows_plan)) {}
+
+  CudaHeadPlan rows;  // over all rows, as if their logits were given
+  ChunkedLayout layout;
+  int teacher = -1;  // the one given by its hidden states
+  int n_sequence_terms = 0;
+  mutable cuda::ChunkedAlgorithms algorithms;
+
+  Status prepare() const override {
+    const ullage::cuda::Cublas* blas = nullptr;
+    const cuda::ChunkedAlgorithms::Set* set = nullptr;
+    return algorithms.choose(layout, blas, set);
+  }
+  Status run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
+             std::byte* workspace) const override;
+};
+
+bool is_rounded(DType dtype) { return dtype != DType::kF32; }
+
+// --- What is taken. ------------------------------------------------------------------------------
+
+Status check_dtype(std::string_view field, DType dtype, std::initializer_list<DType> accepted) {
+  std::string names;
+  for (const DType each : accepted) {
+    if (dtype == each) return kHeadOk;
+    if (names.find(name_of(each)) != std::string::npos) continue;
+    names += (names.empty() ? "" : ", ") + std::string(name_of(each));
+  }
+  return {kHeadBadDtype, std::string(field) + " is " + std::string(name_of(dtype)) +
+                             "; accepted by chunked products: " + names};
+}
+
+#define ULLAGE_RETURN_IF_REFUSED(call) \
+  if (Status status = (call); !status.ok()) return status
+
+// The types that cuBLASLt multiplies; the terms are checked by the rows' own plan.
+Status check_products(const Shape& shape, const HeadConfig& config, const Request& request,
+                      int teacher) {
+  if (shape.d_model == 0) {
+    return {kHeadShapeMismatch, "d_model is 0; accepted by chunked products: 1 or more"};
+  }
+  const int64_t rank = config.options.adapter_rank;
+  if (shape.d_model > INT32_MAX || rank > shape.d_model) {
+    return {kLossDimensionTooLarge, "d_model is " + describe(shape.d_model) + " and adapter_rank " +
+                                        describe(rank) + "; accepted on a GPU: up to " +
+                                        describe(INT32_MAX) + " and up to d_model"};
+  }
+  const DType input = request.input_dtype;
+  ULLAGE_RETURN_IF_REFUSED(check_dtype("hidden", input, {DType::kBF16, DType::kF16, DType::kF32}));
+  ULLAGE_RETURN_IF_REFUSED(check_dtype("weight", request.weight_dtype, {input}));
+  if (request.d_hidden) {
+    ULLAGE_RETURN_IF_REFUSED(check_dtype("d_hidden", request.grad_dtype, {input, DType::kF32}));
+  }
+  if (request.d_weight || request.d_bias || request.d_adapter) {
+    ULLAGE_RETURN_IF_REFUSED(check_dtype("d_weight", request.d_weight_dtype, {input, DType::kF32}));
+  }
+  if (teacher < 0) return kHeadOk;
+  const Teacher& given = config.teachers[static_cast<size_t>(teacher)];
+  if (given.d_model > INT32_MAX) {
+    return {kLossDimensionTooLarge, "the teacher's d_model is " + describe(given.d_model) +
+                                        "; accepted on a GPU: up to " + describe(INT32_MAX)};
+  }
+  ULLAGE_RETURN_IF_REFUSED(input == DType::kF32
+                               ? check_dtype("the teacher's hidden", given.dtype,
+                                             {DType::kBF16, DType::kF16, DType::kF32})
+                               : check_dtype("the teacher's hidden", given.dtype, {input}));
+  return check_dtype("the teacher's weight", given.weight_dtype, {given.dtype});
+}
+
+// The first term's teacher that gives hidden states, or -1. The rows take one teacher for all
+// terms.
+int hidden_teacher(const HeadConfig& config) {
+  for (const LossTerm& term : config.terms) {
+    if (term.kind != LossKind::kDistillation) continue;
+    if (config.teachers[static_cast<size_t>(term.teacher)].kind == TeacherKind::kHidden) {
+      return term.teacher;
+    }
+  }
+  return -1;
+}
+
+// The plan of the rows: logits in the input's type, the student's and the teacher's, the gradient
+// in place of the former.
+Result<CudaHeadPlan> plan_rows(const Shape& shape, const HeadConfig& config, const Request& request,
+                               const CudaDevice& device) {
+  HeadConfig rows = config;
+  rows.options.bias = false;
+  rows.options.adapter_rank = 0;
+  for (Teacher& teacher : rows.teachers) {
+    if (teacher.kind != TeacherKind::kHidden) continue;
+    teacher.kind = TeacherKind::kLogits;
+    teacher.dtype = request.input_dtype;
+  }
+  const Request wanted = {
+      .input_dtype = request.input_dtype,
+      .grad_dtype = request.input_dtype,
+      .d_logits = request.d_hidden || request.d_weight || request.d_bias || request.d_adapter,
+      .entropy = request.entropy,
+      .policy_metrics = request.policy_metrics};
+  return plan_cuda({shape.n_tok, 0, shape.vocab}, rows, wanted, {.device = device});
+}
+
+// --- Memory. -------------------------------------------------------------------------------------
+
+// The gradients summed over rows: shapes, types, and where `sum` may be needed.
+struct SumsOf {
+  SummedGradient ChunkedParams::* gradient;
+  bool wanted;
+  int64_t rows, cols;
+  bool by_product;  // else by a kernel, always in f32
+};
+
+std::array<SumsOf, 4> sums_of(const ChunkedLayout& l) {
+  return {SumsOf{&ChunkedParams::d_weight, l.d_weight, l.vocab, l.d_model, true},
+          SumsOf{&ChunkedParams::d_bias, l.d_bias, l.vocab, 1, false},
+          SumsOf{&ChunkedParams::d_adapter_a, l.d_adapter, l.rank, l.d_model, true},
+          SumsOf{&ChunkedParams::d_adapter_b, l.d_adapter, l.vocab, l.rank, true}};
+}
+
+// Whether the gradient is summed in the workspace and rounded at the end.
+bool rounds(const ChunkedProducts& state, const SumsOf& each) {
+  const bool by_product = each.by_product && is_rounded(state.layout.sum_dtype);
+  return each.wanted && is_rounded(state.request.d_weight_dtype) && !by_product;
+}
+bool rounds_hidden(const ChunkedProducts& state) {
+  return state.layout.d_hidden && state.layout.d_hidden_dtype != state.request.grad_dtype;
+}
+
+void take_workspace(const ChunkedProducts& state, cuda::WorkspaceSlices& slices, std::byte*& rows,
+                    ChunkedParams& p) {
+  const ChunkedLayout& layout = state.layout;
+  const int64_t element = size_of(layout.dtype), c = layout.chunk;
+  // First, for it starts with the census.
+  slices.take_booked(rows, state.rows.bookings(), state.rows.workspace_bytes());
+  slices.take(p.logits, "logit chunk", c * layout.logits_stride * element);
+  if (layout.teacher_d_model > 0) {
+    slices.take(p.teacher_logits, "teacher chunk", c * layout.logits_stride * element);
+  }
+  if (layout.copies_hidden()) {
+    slices.take(p.hidden_rows, "hidden rows", c * layout.d_model * element);
+  }
+  if (layout.rank > 0) {
+    slices.take(p.adapter_rows, "adapter rows", c * layout.rank_stride * element);
+    if (has_product(layout, Product::kAdapterRowGradient)) {
+      slices.take(p.adapter_row_gradient, "adapter rows", c * layout.rank_stride * element);
+    }
+  }
+  if (rounds_hidden(state)) {
+    slices.take(p.d_hidden_sum, "d_hidden chunk in f32", c * layout.d_model * 4);
+  }
+  for (const SumsOf& each : sums_of(layout)) {
+    if (rounds(state, each)) {
+      slices.take((p.*each.gradient).sum, "gradient sums in f32", each.rows * each.cols * 4);
+    }
+  }
+}
+
+int64_t bytes_at(ChunkedProducts& state, int64_t chunk) {
+  ChunkedLayout& layout = state.layout;
+  layout.chunk = chunk;
+  layout.n_chunks = chunk == 0 ? 0 : (layout.n_tok + chunk - 1) / chunk;
+  // A sum over one chunk is rounded once by its product.
+  layout.sum_dtype = layout.n_chunks > 1 ? DType::kF32 : state.request.d_weight_dtype;
+  cuda::WorkspaceSlices slices(nullptr, nullptr);
+  std::byte* rows = nullptr;
+  ChunkedParams p;
+  take_workspace(state, slices, rows, p);
+  return slices.used();
+}
+
+// The largest multiple of kRowUnit that fits, or 0.
+int64_t largest_chunk(ChunkedProducts& state, int64_t limit) {
+  int64_t fits = 0, too_many = (state.shape.n_tok + cuda::kRowUnit - 1) / cuda::kRowUnit;
+  while (fits + 1 < too_many) {
+    const int64_t middle = fits + (too_many - fits) / 2;
+    (bytes_at(state, middle * cuda::kRowUnit) <= limit ? fits : too_many) = middle;
+  }
+  return fits * cuda::kRowUnit;
+}
+
+// No more chunks than `largest` makes, as even as whole tiles of the products allow.
+int64_t even_chunk(int64_t n_tok, int64_t largest) {
+  for (const int64_t tile : {int64_t{1024}, int64_t{128}}) {
+    if (largest >= tile) largest -= largest % tile;
+  }
+  const int64_t n_chunks = (n_tok + largest - 1) / largest;
+  const int64_t tile = largest >= 128 ? 128 : cuda::kRowUnit;
+  return std::min(largest, cuda::round_up((n_tok + n_chunks - 1) / n_chunks, tile));
+}
+
+Status choose_chunk(ChunkedProducts& state, const CudaLinearHeadOptions& options) {
+  const int64_t n = state.shape.n_tok;
+  const bool given = options.budget_bytes > 0;
+  int64_t limit = given ? options.budget_bytes : kDefaultBudgetBytes;
+  if (!given && state.layout.d_weight && is_rounded(state.request.d_weight_dtype)) {
+    limit += state.shape.vocab * state.shape.d_model * 4;
+  }
+  int64_t chunk = n;
+  if (options.chunk != 0) {
+    if (options.chunk < 0 || (options.chunk % cuda::kRowUnit != 0 && options.chunk < n)) {
+      return {kLossBadChunk, "chunk is " + describe(options.chunk) + "; accepted: a multiple of " +
+                                 describe(cuda::kRowUnit) + " rows, or n_tok or more"};
+    }
+    chunk = std::min(options.chunk, n);
+    if (!given) limit = std::numeric_limits<int64_t>::max();
+  } else if (bytes_at(state, n) > limit) {
+    const int64_t largest = largest_chunk(state, limit);
+    chunk = largest == 0 ? std::min(n, cuda::kRowUnit) : even_chunk(n, largest);
+  }
+  if (const int64_t bytes = bytes_at(state, chunk); bytes > limit) {
+    return {kLossBadChunk, "a chunk of " + describe(chunk) + " rows needs " + describe(bytes) +
+                               " bytes of workspace; allowed: " + describe(limit)};
+  }
+  return kHeadOk;
+}
+
+// --- The promise. --------------------------------------------------------------------------------
+
+bool two_passes(const ChunkedProducts& state) {
+  return state.n_sequence_terms > 0 && state.layout.gradients() && state.layout.n_chunks > 1;
+}
+
+double operations_of(const ChunkedProducts& state) {
+  double sum = 0;
+  for (int i = 0; i < cuda::kProducts; ++i) {
+    const auto product = static_cast<Product>(i);
+    if (!has_product(state.layout, product)) continue;
+    const auto shape = product_shape(state.layout, product, state.shape.n_tok);
+    const bool again = two_passes(state) && product <= Product::kTeacherLogits;
+    sum += (again ? 4.0 : 2.0) * static_cast<double>(shape.m) * static_cast<double>(shape.n) *
+           static_cast<double>(shape.k);
+  }
+  return sum;
+}
+
+int launches_of(const ChunkedProducts& state) {
+  const ChunkedLayout& layout = state.layout;
+  int make = layout.copies_hidden() + layout.bias + 1;  // and the rows
+  int add = layout.d_bias + rounds_hidden(state);
+  for (int i = 0; i < cuda::kProducts; ++i) {
+    const auto product = static_cast<Product>(i);
+    if (!has_product(layout, product)) continue;
+    (product <= Product::kTeacherLogits ? make : add) += 1;
+  }
+  const auto chunks = static_cast<int>(layout.n_chunks);
+  int launches = 2;  // census, scalars
+  if (chunks == 0) return launches;
+  if (state.n_sequence_terms == 0) {
+    launches += chunks * (make + add);
+  } else {
+    launches += chunks * make + 2;  // sums and slopes
+    if (layout.gradients()) launches += chunks == 1 ? 1 + add : chunks * (make + add);
+  }
+  for (const SumsOf& each : sums_of(layout)) launches += rounds(state, each);
+  return launches;
+}
+
+// --- A run. --------------------------------------------------------------------------------------
+
+// The products read 16 bytes at a time where a dense matrix allows it.
+Status check_operand(std::string_view field, const MatrixView& view, DType dtype, int64_t rows,
+                     int64_t cols) {
+  if (!view) return {kHeadMissingInput, std::string(field) + " is not given"};
+  ULLAGE_RETURN_IF_REFUSED(cuda::check_matrix(field, view, dtype, rows, cols));
+  const int64_t size = size_of(dtype), dense = cols * size;
+  const int64_t unit = std::min<int64_t>(dense & -dense, 16);
+  const bool rows_fit = rows <= 1 || view.row_stride * size % unit == 0;
+  if (reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && rows_fit) return kHeadOk;
+  return {kHeadShapeMismatch, std::string(field) +
+                                  " does not start at a multiple of 16 bytes, or its row_stride (" +
+                                  describe(view.row_stride) + ") is not a multiple of " +
+                                  describe(unit) + " bytes, as that of a dense matrix is"};
+}
+
+Operand operand(const MatrixView& view) {
+  return {const_cast<void*>(view.data), view.rows <= 1 ? view.cols : view.row_stride};
+}
+
+Status take_operands(const ChunkedProducts& state, const Inputs& inputs, ChunkedParams& p) {
+  const auto& [n, d, v] = state.shape;
+  const HeadOptions& options = state.config.options;
+  const Request& request = state.request;
+  const auto take = [](Operand& to, std::string_view field, const MatrixView& view, DType dtype,
+                       int64_t rows, int64_t cols) {
+    Status status = check_operand(field, view, dtype, rows, cols);
+    if (status.ok()) to = operand(view);
+    return status;
+  };
+  if (n > 0) {
+    ULLAGE_RETURN_IF_REFUSED(take(p.hidden, "hidden", inputs.hidden, request.input_dtype, n, d));
+  }
+  ULLAGE_RETURN_IF_REFUSED(take(p.weight, "weight", inputs.weight, request.weight_dtype, v, d));
+  if (const int64_t rank = options.adapter_rank; rank > 0) {
+    ULLAGE_RETURN_IF_REFUSED(
+        take(p.adapter_a, "adapter_a", inputs.adapter_a, request.weight_dtype, rank, d));
+    ULLAGE_RETURN_IF_REFUSED(
+        take(p.adapter_b, "adapter_b", inputs.adapter_b, request.weight_dtype, v, rank));
+    p.adapter_scale = static_cast<float>(options.adapter_scale);
+  }
+  if (options.bias) {
+    if (!inputs.bias) return {kHeadMissingInput, "bias is not given"};
+    ULLAGE_RETURN_IF_REFUSED(check_dtype("bias", inputs.bias.dtype, {DType::kF32}));
+    if (inputs.bias.size < v) {
+      return {kLossLengthMismatch, "bias has " + describe(inputs.bias.size) +
+                                       " elements; accepted: " + describe(v) + " or more"};
+    }
+    p.bias = {static_cast<const float*>(inputs.bias.data), inputs.bias.stride};
+  }
+  if (state.teacher < 0 || n == 0) return kHeadOk;
+  const Teacher& teacher = state.config.teachers[static_cast<size_t>(state.teacher)];
+  const TeacherInputs& given = inputs.teachers[static_cast<size_t>(state.teacher)];
+  ULLAGE_RETURN_IF_REFUSED(take(p.teacher_hidden, "the teacher's hidden", given.hidden,
+                                teacher.dtype, n, teacher.d_model));
+  return take(p.teacher_weight, "the teacher's weight", given.weight, teacher.weight_dtype,
+              teacher.vocab, teacher.d_model);
+}
+
+Status take_gradients(const ChunkedProducts& state, const Outputs& outputs, ChunkedParams& p) {
+  const auto& [n, d, v] = state.shape;
+  const ChunkedLayout& layout = state.layout;
+  const DType dtype = state.request.d_weight_dtype;
+  const auto take = [&](SummedGradient& to, std::string_view field, const MatrixView& view,
+                        int64_t rows, int64_t cols) {
+    Status status = check_operand(field, view, dtype, rows, cols);
+    if (status.ok()) to = {operand(view), dtype, rows, cols, to.sum};
+    return status;
+  };
+  if (layout.d_hidden && n > 0) {
+    ULLAGE_RETURN_IF_REFUSED(
+        check_operand("d_hidden", outputs.d_hidden, state.request.grad_dtype, n, d));
+    p.d_hidden = operand(outputs.d_hidden);
+    p.d_hidden_dtype = state.request.grad_dtype;
+  }
+  if (layout.d_weight)
+    ULLAGE_RETURN_IF_REFUSED(take(p.d_weight, "d_weight", outputs.d_weight, v, d));
+  if (layout.d_adapter) {
+    ULLAGE_RETURN_IF_REFUSED(
+        take(p.d_adapter_a, "d_adapter_a", outputs.d_adapter_a, layout.rank, d));
+    ULLAGE_RETURN_IF_REFUSED(
+        take(p.d_adapter_b, "d_adapter_b", outputs.d_adapter_b, v, layout.rank));
+  }
+  if (!layout.d_bias) return kHeadOk;
+  const MutableVectorView& d_bias = outputs.d_bias;
+  if (!d_bias) return {kHeadMissingInput, "d_bias is not given"};
+  ULLAGE_RETURN_IF_REFUSED(check_dtype("d_bias", d_bias.dtype, {dtype}));
+  if (d_bias.size < v || d_bias.stride < 1) {
+    return {kLossLengthMismatch, "d_bias has " + describe(d_bias.size) + " elements, " +
+                                     describe(d_bias.stride) + " apart; accepted: " + describe(v) +
+                                     " or more, 1 or more apart"};
+  }
+  p.d_bias = {{d_bias.data, d_bias.stride}, dtype, v, 1, p.d_bias.sum};
+  return kHeadOk;
+}
+
+// An f16 gradient of a mean over many rows would be lost below 2^-24. It is stored times the power
+// of two that brings the largest factor of a term's gradient to between 1 and 2.
+float gradient_scale(DType dtype, const cuda::HeadParams& rows) {
+  if (dtype != DType::kF16) return 1;
+  double largest = 0;
+  for (int t = 0; t < rows.n_terms; ++t) {
+    const cuda::TermParams& term = rows.terms[t];
+    const double divisor = term.divisor > 0 ? term.divisor : static_cast<double>(rows.n_tok);
+    largest = std::max(largest, std::abs(rows.upstream * term.weight) / divisor);
+  }
+  if (largest == 0) return 1;
+  return static_cast<float>(std::ldexp(1.0, std::clamp(-std::ilogb(largest), -100, 100)));
+}
+
+Status ChunkedProducts::run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
+                            std::byte* workspace) const {
+  ULLAGE_RETURN_IF_REFUSED(cuda::check_row_inputs(shape, config, request, inputs, outputs));
+  ChunkedParams p;
+  p.layout = layout;
+  p.accumulate = outputs.accumulate;
+  ULLAGE_RETURN_IF_REFUSED(take_operands(*this, inputs, p));
+  cuda::WorkspaceSlices slices(workspace, nullptr);
+  std::byte* rows_workspace = nullptr;
+  take_workspace(*this, slices, rows_workspace, p);
+  ULLAGE_RETURN_IF_REFUSED(take_gradients(*this, outputs, p));
+  cuda::OpenRows open = cuda::open_rows(rows, inputs, outputs, rows_workspace);
+  open.params.accumulate = false;  // of the logit gradient, which lies in the workspace
+  p.gradient_scale = gradient_scale(layout.dtype, open.params);
+  open.params.upstream *= static_cast<double>(p.gradient_scale);
+  return cuda::launch_chunked_head(open.params, open.launch, p, algorithms, stream);
+}
+
+}  // namespace
+
+Result<cuda::LinearState> cuda::plan_chunked_products(const Shape& shape, const HeadConfig& config,
+                                                      const Request& request,
+                                                      const CudaLinearHeadOptions& options) {
+  const int teacher = hidden_teacher(config);
+  ULLAGE_RETURN_IF_REFUSED(check_products(shape, config, request, teacher));
+  Result<CudaHeadPlan> rows = plan_rows(shape, config, request, options.device);
+  if (!rows) return rows.status();
+  auto state = std::make_shared<ChunkedProducts>(*std::move(rows));
+  state->kernel = kChunkedProducts;
+  state->shape = shape;
+  state->config = config;
+  state->request = request;
+  state->teacher = teacher;
+  state->rejections = state->rows.rejections();
+  for (const LossTerm& term : config.terms) state->n_sequence_terms += is_sequence(term) ? 1 : 0;
+
+  ChunkedLayout& layout = state->layout;
+  layout.n_tok = shape.n_tok;
+  layout.d_model = shape.d_model;
+  layout.vocab = shape.vocab;
+  layout.rank = config.options.adapter_rank;
+  layout.dtype = request.input_dtype;
+  if (teacher >= 0) {
+    const Teacher& given = config.teachers[static_cast<size_t>(teacher)];
+    layout.teacher_d_model = given.d_model;
+    layout.teacher_dtype = given.dtype;
+  }
+  layout.logits_stride = round_up(shape.vocab, 128 / size_of(layout.dtype));
+  layout.rank_stride = round_up(layout.rank, 16 / size_of(layout.dtype));
+  layout.d_hidden_dtype = layout.rank > 0 ? DType::kF32 : request.grad_dtype;
+  layout.bias = config.options.bias;
+  layout.d_hidden = request.d_hidden;
+  layout.d_weight = request.d_weight;
+  layout.d_bias = request.d_bias;
+  layout.d_adapter = request.d_adapter;
+  ULLAGE_RETURN_IF_REFUSED(choose_chunk(*state, options));
+
+  state->chunk = layout.chunk;
+  state->n_chunks = layout.n_chunks;
+  state->mode = two_passes(*state) ? "chunk_two_pass" : "chunk";
+  state->operations = operations_of(*state);
+  WorkspaceSlices slices(nullptr, &state->bookings);
+  std::byte* rows_workspace = nullptr;
+  ChunkedParams p;
+  take_workspace(*state, slices, rows_workspace, p);
+  state->workspace_bytes = slices.used();
+  state->launches = launches_of(*state);
+  return LinearState(std::move(state));
+}
+
+}  // namespace ullage::lossk
