@@ -146,6 +146,12 @@ ULLAGE_API const char* ullage_head_plan_json(const ullage_head_plan* plan);
 
 ULLAGE_API int64_t ullage_head_plan_workspace_bytes(const ullage_head_plan* plan);
 
+/* The first bytes of the workspace after a run, all that ullage_head_plan_check reads: a caller who
+ * hands the workspace on before he checks keeps a copy. Their first 8 are the status word, a signed
+ * integer: negative where the run met nothing, so that of several runs the largest tells. 0 on
+ * "cpu", where run itself has checked. */
+ULLAGE_API int64_t ullage_head_plan_status_bytes(const ullage_head_plan* plan);
+
 /* Allocates nothing. workspace: workspace_bytes of the plan's device or more, aligned to
  * workspace_alignment. On "cuda" every pointer is device memory and stream a cudaStream_t on which
  * the work is put; the call does not wait. On "cpu" stream must be null. Errors: those of
@@ -155,10 +161,17 @@ ULLAGE_API int ullage_head_plan_run(const ullage_head_plan* plan, const ullage_h
                                     size_t workspace_bytes, void* stream, char** message);
 
 /* On "cuda": waits for the stream and reports what the last run with this workspace met that only
- * the device could see (586 a label out of range, ...). On "cpu": success, since run has checked.
- */
+ * the device could see (586 a label out of range, ...). workspace: status_bytes of the plan or
+ * more, aligned as the workspace. On "cpu": success, since run has checked. */
 ULLAGE_API int ullage_head_plan_check(const ullage_head_plan* plan, void* workspace,
                                       size_t workspace_bytes, void* stream, char** message);
+
+/* Multiplies values of the device in place by *factor, one f64 of the device: gradients of a total
+ * whose own gradient became known after them. Each product is formed in f32 (f64 for f64) and
+ * rounded once; where the factor is 1 nothing is read or written. values: adjacent, stride 1. Puts
+ * the work on stream, a cudaStream_t, and does not wait. Errors: 695, 696, 621 to 623. */
+ULLAGE_API int ullage_scale_cuda(const ullage_vector* values, const double* factor, void* stream,
+                                 char** message);
 
 #ifdef __cplusplus
 }

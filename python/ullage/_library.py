@@ -119,11 +119,13 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
         "ullage_head_plan_destroy": (None, [c_void_p]),
         "ullage_head_plan_json": (c_char_p, [c_void_p]),
         "ullage_head_plan_workspace_bytes": (c_int64, [c_void_p]),
+        "ullage_head_plan_status_bytes": (c_int64, [c_void_p]),
         "ullage_head_plan_run": (
             c_int,
             [c_void_p, POINTER(Inputs), POINTER(Outputs), c_void_p, c_size_t, c_void_p, message],
         ),
         "ullage_head_plan_check": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, message]),
+        "ullage_scale_cuda": (c_int, [POINTER(Vector), c_void_p, c_void_p, message]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)

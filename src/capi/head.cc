@@ -15,6 +15,7 @@
 #include "capi/head_device.h"
 #include "capi/head_request.h"
 #include "capi/head_views.h"
+#include "cuda/scale.h"
 
 using ullage::Result;
 using ullage::Status;
@@ -23,6 +24,7 @@ struct ullage_head_plan {
   std::unique_ptr<const ullage::capi::HeadOnDevice> head;
   std::string json;
   int64_t workspace_bytes = 0;
+  int64_t status_bytes = 0;
 
   mutable std::mutex
       turn;  // of runs; guards `inputs`, kept so that its list of teachers is allocated once
@@ -81,6 +83,7 @@ Status create(const char* request_json, ullage_head_plan** plan) {
   made->head = *std::move(head);
   made->json = described(*made->head, request->device);
   made->workspace_bytes = made->head->promise().workspace_bytes;
+  made->status_bytes = made->head->promise().status_bytes;
   made->inputs.teachers.reserve(request->config.teachers.size());
   *plan = made.release();
   return ullage::kHeadOk;
@@ -120,6 +123,10 @@ int64_t ullage_head_plan_workspace_bytes(const ullage_head_plan* plan) {
   return plan ? plan->workspace_bytes : 0;
 }
 
+int64_t ullage_head_plan_status_bytes(const ullage_head_plan* plan) {
+  return plan ? plan->status_bytes : 0;
+}
+
 int ullage_head_plan_run(const ullage_head_plan* plan, const ullage_head_inputs* inputs,
                          const ullage_head_outputs* outputs, void* workspace,
                          size_t workspace_bytes, void* stream, char** message) {
@@ -136,6 +143,17 @@ int ullage_head_plan_check(const ullage_head_plan* plan, void* workspace, size_t
   return reported(message, [&]() -> Status {
     if (!plan) return {ullage::kHeadMissingInput, "plan is null"};
     return plan->head->check(block(workspace, workspace_bytes), stream);
+  });
+}
+
+int ullage_scale_cuda(const ullage_vector* values, const double* factor, void* stream,
+                      char** message) {
+  return reported(message, [&]() -> Status {
+    if (!values || !factor) return {ullage::kHeadMissingInput, "values or factor is null"};
+    ullage::MutableVectorView view;
+    if (Status status = ullage::capi::read_values(*values, view); !status.ok()) return status;
+    return ullage::cuda::scale(view.data, view.size, view.dtype, factor,
+                               static_cast<CUstream_st*>(stream));
   });
 }
 

@@ -1,5 +1,6 @@
 #include "capi/head_device.h"
 
+#include <string>
 #include <utility>
 
 #include "cuda/device.h"
@@ -21,6 +22,7 @@ class HeadOnCpu : public HeadOnDevice {
             plan_.bookings(),
             plan_.workspace_bytes(),
             /*workspace_alignment=*/64,
+            /*status_bytes=*/0,
             plan_.materialized_bytes(),
             plan_.operations(),
             plan_.rejections()};
@@ -67,6 +69,7 @@ class HeadOnCuda : public HeadOnDevice {
     promise.bookings = plan_.bookings();
     promise.workspace_bytes = plan_.workspace_bytes();
     promise.workspace_alignment = 256;
+    promise.status_bytes = promise.bookings.front().bytes;  // the status word's is the first
     return promise;
   }
   Status run(const lossk::Inputs& inputs, const lossk::Outputs& outputs,
@@ -74,7 +77,15 @@ class HeadOnCuda : public HeadOnDevice {
     return plan_.run(static_cast<CUstream_st*>(stream), inputs, outputs, workspace);
   }
   Status check(std::span<std::byte> workspace, void* stream) const override {
-    return plan_.check(static_cast<CUstream_st*>(stream), workspace);
+    const HeadPromise promised = promise();
+    if (static_cast<int64_t>(workspace.size()) < promised.status_bytes) {
+      return {kLossLengthMismatch,
+              "workspace has " + std::to_string(workspace.size()) +
+                  " bytes; accepted: " + std::to_string(promised.status_bytes) + " or more"};
+    }
+    // The plan asks for a whole workspace, and reads its status alone.
+    return plan_.check(static_cast<CUstream_st*>(stream),
+                       {workspace.data(), static_cast<size_t>(promised.workspace_bytes)});
   }
 
  private:

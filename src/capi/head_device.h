@@ -23,6 +23,7 @@ struct HeadPromise {
   std::vector<Booking> bookings;
   int64_t workspace_bytes = 0;
   int64_t workspace_alignment = 0;
+  int64_t status_bytes = 0;  // of the workspace, its first, which a check reads
   int64_t materialized_bytes = 0;
   double operations = 0;
   std::vector<Rejection> rejections;

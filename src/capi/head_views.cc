@@ -168,4 +168,15 @@ Status read_outputs(const ullage_head_outputs& from, lossk::Outputs& outputs) {
   return read.status();
 }
 
+Status read_values(const ullage_vector& from, MutableVectorView& values) {
+  if (from.size < 0 || (from.stride != 1 && from.size > 1) || (from.size > 0 && !from.data)) {
+    return {kHeadShapeMismatch, "values has size " + std::to_string(from.size) + " and stride " +
+                                    std::to_string(from.stride) +
+                                    "; accepted: adjacent values, stride 1"};
+  }
+  Reader read;
+  read.vector("values", from, values);
+  return read.status();
+}
+
 }  // namespace ullage::capi

@@ -13,4 +13,7 @@ namespace ullage::capi {
 Status read_inputs(const ullage_head_inputs& from, lossk::Inputs& inputs);
 Status read_outputs(const ullage_head_outputs& from, lossk::Outputs& outputs);
 
+// Adjacent floating-point values.
+Status read_values(const ullage_vector& from, MutableVectorView& values);
+
 }  // namespace ullage::capi

@@ -100,8 +100,35 @@ static void test_run(void) {
   free(workspace);
 }
 
+/* A plan for CUDA needs no device; what a run would need is refused by code. */
+static void test_cuda_without_a_device(void) {
+  ullage_head_plan* plan = NULL;
+  char* message = NULL;
+  int code = ullage_head_plan_create(
+      "{\"n_tok\": 4, \"vocab\": 9, \"device\": \"cuda\","
+      " \"config\": {\"losses\": [{\"kind\": \"cross_entropy\"}]}}",
+      &plan, &message);
+  expect(code % 20 == 0, message ? message : "plan for cuda");
+  if (!plan) return;
+  const int64_t status_bytes = ullage_head_plan_status_bytes(plan);
+  expect(status_bytes >= 8 && status_bytes <= ullage_head_plan_workspace_bytes(plan), "status");
+  expect(ullage_head_plan_check(plan, NULL, 7, NULL, &message) == 582 && message &&
+             strstr(message, "7 bytes"),
+         message ? message : "582");
+  ullage_string_free(message);
+  ullage_head_plan_destroy(plan);
+  double factor = 1;
+  ullage_vector values = vector_of(&factor, 1, ULLAGE_I64);
+  expect(ullage_scale_cuda(NULL, &factor, NULL, NULL) == 683, "no values");
+  expect(ullage_scale_cuda(&values, &factor, NULL, NULL) == 696, "integers");
+  values = vector_of(&factor, 2, ULLAGE_F64);
+  values.stride = 2;
+  expect(ullage_scale_cuda(&values, &factor, NULL, NULL) == 695, "values apart");
+}
+
 int main(void) {
   test_run();
+  test_cuda_without_a_device();
   expect_refused("{", 699, "not JSON");
   expect_refused("[]", 699, "an object");
   expect_refused(NULL, 699, "not JSON");
@@ -116,7 +143,8 @@ int main(void) {
   expect_refused("{\"vocab\": 0, \"n_tok\": 1, \"config\": {\"losses\": [{\"kind\": \"z_loss\"}]}}",
                  581, "vocab");
   ullage_head_plan_destroy(NULL);
-  expect(ullage_head_plan_json(NULL) == NULL && ullage_head_plan_workspace_bytes(NULL) == 0,
+  expect(ullage_head_plan_json(NULL) == NULL && ullage_head_plan_workspace_bytes(NULL) == 0 &&
+             ullage_head_plan_status_bytes(NULL) == 0,
          "null");
   return failures == 0 ? 0 : 1;
 }

@@ -1,12 +1,18 @@
 """The losses on CUDA tensors, where there is a GPU and the library has its kernels; `./dev gpu-test` runs them."""
 
+import contextlib
+
 import pytest
 
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import ullage  # noqa: E402
-from ullage.torch import cross_entropy, grpo_loss, linear_cross_entropy, token_logprobs  # noqa: E402
+from ullage.torch import _ops, _run  # noqa: E402
+from ullage.torch import check, cross_entropy, distillation, grpo_loss, gspo_loss, head_loss, linear_cross_entropy  # noqa: E402
+from ullage.torch import linear_distillation, patch, token_logprobs, unpatch  # noqa: E402
+from ullage.torch._head import to_text  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and ullage.probe().cuda["kernels_compiled"]), reason="no GPU, or no kernels for it"
@@ -15,22 +21,52 @@ pytestmark = pytest.mark.skipif(
 N, D, V = 700, 256, 3001
 
 
-def make(peaked=False):
-    hidden = torch.randn(N, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    weight = (torch.randn(V, D, device="cuda") / D**0.5 * (8 if peaked else 1)).bfloat16().requires_grad_()
-    targets = torch.randint(0, V, (N,), device="cuda")
+@pytest.fixture(autouse=True)
+def _nothing_was_met():
+    yield
+    check()
+
+
+def make(peaked=False, dtype=torch.bfloat16, n=N, d=D, v=V):
+    hidden = torch.randn(n, d, device="cuda", dtype=dtype, requires_grad=True)
+    weight = (torch.randn(v, d, device="cuda") / d**0.5 * (8 if peaked else 1)).to(dtype).requires_grad_()
+    targets = torch.randint(0, v, (n,), device="cuda")
     targets[::7] = -100
     return hidden, weight, targets
 
 
+def wide(*tensors):
+    return [None if t is None else t.detach().double().requires_grad_() for t in tensors]
+
+
 def exact(hidden, weight, targets, **options):
-    wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
-    return wide, F.cross_entropy(wide[0] @ wide[1].T, targets, **options)
+    inputs = wide(hidden, weight)
+    return inputs, F.cross_entropy(inputs[0] @ inputs[1].T, targets, **options)
 
 
-def assert_near(found, wanted, rtol=2**-6):
+def assert_near(found, wanted, rtol=2**-7):
     for f, w in zip(found, wanted):
-        assert (f.double() - w).norm() <= rtol * w.norm()
+        assert torch.isfinite(f).all() and (f.double() - w).norm() <= rtol * w.norm()
+
+
+@contextlib.contextmanager
+def unless_refused():
+    """What the kernels do not take they refuse by name, which is right too, and no reason to fail."""
+    try:
+        yield
+    except ullage.UllageError as error:
+        if error.name not in ("head_unknown_kind", "head_bad_dtype"):
+            raise
+        pytest.skip(f"refused: {error}")
+
+
+@contextlib.contextmanager
+def no_synchronisation():
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -38,80 +74,435 @@ def assert_near(found, wanted, rtol=2**-6):
 def test_linear(reduction, peaked):
     hidden, weight, targets = make(peaked)
     loss = linear_cross_entropy(hidden, weight, targets, reduction=reduction)
-    wide, reference = exact(hidden, weight, targets, reduction=reduction)
+    inputs, reference = exact(hidden, weight, targets, reduction=reduction)
     torch.testing.assert_close(loss.double(), reference, rtol=1e-3, atol=1e-3)
     upstream = torch.rand_like(reference) + 0.5
     found = torch.autograd.grad(loss, (hidden, weight), upstream.to(loss.dtype))
     assert [f.dtype for f in found] == [torch.bfloat16] * 2
-    assert_near(found, torch.autograd.grad(reference, wide, upstream))
+    assert_near(found, torch.autograd.grad(reference, inputs, upstream))
 
 
+OPTIONS = {
+    "bias": {},
+    "softcap": {"softcap": 5.0},
+    "label_smoothing": {"label_smoothing": 0.1},
+    "class_weight": {},
+    "z_loss": {"z_loss": 1e-2},
+    "logits_scale": {"logits_scale": 0.5},
+    "ignore_index": {"ignore_index": 3},
+    "shift": {"shift": True},
+}
+
+
+def reference_loss(z, targets, options, reduction):
+    """In float64, from the formulas and not from ours."""
+    softcap, scale = options.get("softcap", 0), options.get("logits_scale", 1)
+    z = (softcap * torch.tanh(z / softcap) if softcap else z) * scale
+    if options.get("shift"):
+        z, targets = z[:-1], targets[1:]
+    counted = (targets >= 0) & (targets != options.get("ignore_index", -100))
+    targets = targets.masked_fill(~counted, -100)
+    class_weight = options.get("class_weight")
+    loss = F.cross_entropy(
+        z, targets, weight=None if class_weight is None else class_weight.double(), reduction=reduction,
+        label_smoothing=options.get("label_smoothing", 0.0),
+    )  # fmt: skip
+    squares = options.get("z_loss", 0) * torch.logsumexp(z, -1).square() * counted
+    return loss + {"mean": squares.sum() / counted.sum(), "sum": squares.sum(), "none": squares}[reduction]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", ["plain", *OPTIONS])
+def test_every_option_of_the_fused_loss(name, dtype, reduction):
+    hidden, weight, targets = make(dtype=dtype)
+    options = dict(OPTIONS.get(name, {}))
+    if name == "class_weight":
+        options["class_weight"] = torch.rand(V, device="cuda") + 0.5
+    bias = torch.randn(V, device="cuda", dtype=dtype, requires_grad=True) if name == "bias" else None
+    with unless_refused():
+        loss = linear_cross_entropy(hidden, weight, targets, bias=bias, reduction=reduction, **options)
+    inputs = wide(hidden, weight, bias)
+    z = inputs[0] @ inputs[1].T + (0 if bias is None else inputs[2])
+    reference = reference_loss(z, targets, options, reduction)
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-3
+    torch.testing.assert_close(loss.double(), reference, rtol=tolerance, atol=tolerance)
+    upstream = torch.rand_like(reference) + 0.5
+    given = [t for t in (hidden, weight, bias) if t is not None]
+    with unless_refused():
+        found = torch.autograd.grad(loss, given, upstream.to(loss.dtype))
+    assert [f.dtype for f in found] == [dtype] * len(given)
+    wanted = torch.autograd.grad(reference, [t for t in inputs if t is not None], upstream)
+    assert_near(found, wanted, 2**-12 if dtype == torch.float32 else 2**-7)
+
+
+@pytest.mark.parametrize("name", ["return_lse", "return_logprobs", "return_entropy"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_rows(name, fused):
+    hidden, weight, targets = make()
+    counted = targets >= 0
+    with unless_refused():
+        if fused:
+            _, row = linear_cross_entropy(hidden, weight, targets, **{name: True})
+            z = hidden.detach().double() @ weight.detach().double().T
+        else:
+            logits = (hidden @ weight.T).detach()
+            _, row = cross_entropy(logits, targets, **{name: True})
+            z = logits.double()
+    log_q = F.log_softmax(z, -1)
+    wanted = {
+        "return_lse": torch.logsumexp(z, -1),
+        "return_logprobs": log_q.gather(1, targets.clamp(min=0)[:, None])[:, 0],
+        "return_entropy": -(log_q.exp() * log_q).sum(-1),
+    }[name]
+    torch.testing.assert_close(row.double(), wanted * counted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_from_logits(dtype):
-    logits = torch.randn(N, V, device="cuda", dtype=dtype, requires_grad=True)
+@pytest.mark.parametrize("name", ["plain", *(name for name in OPTIONS if name != "bias")])
+def test_every_option_from_logits(name, dtype, reduction):
+    logits = (3 * torch.randn(N, V, device="cuda")).to(dtype).requires_grad_()
     _, _, targets = make()
-    loss, lse = cross_entropy(logits, targets, label_smoothing=0.1, return_lse=True)
-    wide = logits.detach().double().requires_grad_()
-    reference = F.cross_entropy(wide, targets, label_smoothing=0.1)
+    options = dict(OPTIONS.get(name, {}))
+    if name == "class_weight":
+        options["class_weight"] = torch.rand(V, device="cuda") + 0.5
+    loss = cross_entropy(logits, targets, reduction=reduction, **options)
+    (inputs,) = wide(logits)
+    reference = reference_loss(inputs, targets, options, reduction)
     torch.testing.assert_close(loss.double(), reference, rtol=1e-5, atol=1e-5)
-    assert_near(torch.autograd.grad(loss, logits), torch.autograd.grad(reference, wide), 2**-8)
-    torch.testing.assert_close(lse.double(), torch.logsumexp(wide, -1) * (targets >= 0), rtol=1e-5, atol=1e-5)
+    upstream = torch.rand_like(reference) + 0.5
+    found = torch.autograd.grad(loss, logits, upstream.to(loss.dtype))
+    assert_near(found, torch.autograd.grad(reference, inputs, upstream), 1e-5 if dtype == torch.float32 else 2**-8)
+
+
+def test_loss_scaling_in_float16():
+    """A mean over many rows leaves gradients below float16's smallest; a scale of 65536 must bring them back."""
+    logits = torch.randn(N, V, device="cuda", dtype=torch.float16, requires_grad=True)
+    _, _, targets = make()
+    (inputs,) = wide(logits)
+    found = torch.autograd.grad(cross_entropy(logits, targets) * 65536, logits)
+    assert_near(found, torch.autograd.grad(F.cross_entropy(inputs, targets) * 65536, inputs), 2**-10)
 
 
 def test_main_grad_and_log_probabilities():
     hidden, weight, targets = make()
-    wide, reference = exact(hidden, weight, targets, reduction="none")
+    inputs, reference = exact(hidden, weight, targets, reduction="none")
     log_prob = token_logprobs(hidden, weight, targets)
     torch.testing.assert_close(log_prob.double(), -reference, rtol=1e-3, atol=1e-3)
     upstream = torch.randn(N, device="cuda")
-    wanted = torch.autograd.grad(-reference, wide, upstream.double())
+    wanted = torch.autograd.grad(-reference, inputs, upstream.double())
     assert_near(torch.autograd.grad(log_prob, (hidden, weight), upstream), wanted)
     weight.main_grad = torch.ones(V, D, device="cuda")
     token_logprobs(hidden, weight, targets).backward(upstream)
     assert_near([weight.main_grad - 1], wanted[1:])
+    (3 * linear_cross_entropy(hidden, weight, targets)).backward()
+    inputs, reference = exact(hidden, weight, targets)
+    assert_near([weight.main_grad - 1], [wanted[1] + 3 * torch.autograd.grad(reference, inputs)[1]])
 
 
-def test_grpo():
+@pytest.mark.parametrize("loss", [grpo_loss, gspo_loss])
+def test_policy_losses(loss):
     hidden, weight, targets = make()
     shape = (7, 100)
     hidden, targets = hidden.view(*shape, D), targets.view(shape)
     old = token_logprobs(hidden, weight, targets).detach() + 0.1 * torch.randn(shape, device="cuda")
     advantages = torch.randn(7, device="cuda")
-    found = grpo_loss(hidden, weight, targets, advantages, old)
+    found = loss(hidden, weight, targets, advantages, old)
     on_cpu = [t.detach().cpu() for t in (hidden.float(), weight.float(), targets, advantages, old)]
-    torch.testing.assert_close(found.cpu(), grpo_loss(*on_cpu), rtol=1e-2, atol=1e-3)
-    found.backward()
+    on_cpu[:2] = [t.requires_grad_() for t in on_cpu[:2]]
+    wanted = loss(*on_cpu)
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-2, atol=1e-3)
+    for f, w in zip(torch.autograd.grad(found, (hidden, weight)), torch.autograd.grad(wanted, on_cpu[:2])):
+        assert (f.cpu().double() - w).norm() <= 0.05 * w.norm()  # a ratio near its clip falls to either side
 
 
-def test_no_synchronisation_and_graph_capture():
+@pytest.mark.parametrize("divergence", ["forward_kl", "reverse_kl", "jensen_shannon", "cross_entropy"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_distillation(divergence, fused):
     hidden, weight, targets = make()
+    teacher_hidden, teacher_weight, _ = make(peaked=True)
+    teacher_hidden, teacher_weight = teacher_hidden.detach(), teacher_weight.detach()
+    options = {"divergence": divergence, "temperature": 2.0}
+    if fused:
+        with unless_refused():
+            found = linear_distillation(
+                hidden, weight, targets, teacher_hidden=teacher_hidden, teacher_weight=teacher_weight, **options
+            )
+        inputs = wide(hidden, weight)
+        z, teacher = inputs[0] @ inputs[1].T, teacher_hidden.double() @ teacher_weight.double().T
+        sources = (hidden, weight)
+    else:
+        logits, teacher = (hidden @ weight.T).detach().requires_grad_(), teacher_hidden @ teacher_weight.T
+        found = distillation(logits, teacher, targets, **options)
+        inputs, sources = wide(logits), (logits,)
+        z = inputs[0]
+    log_q, log_p = F.log_softmax(z, -1), F.log_softmax(teacher.double() / 2, -1)
+    q, p = log_q.exp(), log_p.exp()
+    log_m = torch.logaddexp(log_q, log_p) - torch.log(torch.tensor(2.0))
+    rows = {
+        "forward_kl": (p * (log_p - log_q)).sum(-1),
+        "reverse_kl": (q * (log_q - log_p)).sum(-1),
+        "jensen_shannon": 0.5 * (p * (log_p - log_m) + q * (log_q - log_m)).sum(-1),
+        "cross_entropy": -(p * log_q).sum(-1),
+    }[divergence]
+    reference = rows[targets >= 0].mean()
+    torch.testing.assert_close(found.double(), reference, rtol=1e-3, atol=1e-4)
+    assert_near(torch.autograd.grad(found, sources), torch.autograd.grad(reference, inputs))
 
-    def step():
-        loss = linear_cross_entropy(hidden, weight, targets)
-        return loss, *torch.autograd.grad(loss, (hidden, weight))
 
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        eager = step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+def arguments(hidden, weight, targets, gradients, rows=0):
+    text = to_text([{"kind": "cross_entropy"}, {"kind": "z_loss", "weight": 1e-3}])
+    return (hidden, weight, None, None, None, targets, *[None] * 8, [], None, 0, text, 0, gradients, rows)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("gradients, rows", [(3, 0), (0, _run.TOKEN_LOSS | _run.LSE)])
+def test_opcheck(fused, gradients, rows):
+    hidden, weight, targets = make(n=40, d=64, v=301)
+    if not fused:
+        hidden, weight, gradients = (hidden @ weight.T).detach(), None, gradients & 1
+    torch.library.opcheck(
+        _ops.head, arguments(hidden.detach(), None if weight is None else weight.detach(), targets, gradients, rows)
+    )
+
+
+def test_opcheck_of_the_backward_operations():
+    hidden, weight, targets = make(n=40, d=64, v=301)
+    values = arguments(hidden.detach(), weight.detach(), targets, 0)
+    tensors, (n_segments, text, budget) = values[: _ops.N_TENSORS], values[-5:-2]
+    upstream = torch.randn(40, device="cuda")
+    torch.library.opcheck(_ops.head_backward, (*tensors, upstream, n_segments, text, budget, 3))
+    into = torch.zeros(301, 64, device="cuda")
+    torch.library.opcheck(_ops.head_backward_into, (into, *tensors, upstream, n_segments, text, budget, 1))
+    factor = torch.tensor(2.0, dtype=torch.float64, device="cuda")
+    torch.library.opcheck(_ops.scaled, (torch.randn(5, 3, device="cuda"), factor, torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 4099, 1 << 21])
+def test_scale_rounds_once(dtype, n):
+    for offset in (0, 1):  # a pack of 16 bytes may start anywhere
+        values = torch.randn(n + offset, device="cuda").to(dtype)[offset:]
+        for factor in (1.0, 1 / 3, -1e30):
+            by = torch.tensor(factor, dtype=torch.float64, device="cuda")
+            accumulator = torch.float64 if dtype == torch.float64 else torch.float32
+            wanted = (values.to(accumulator) * by.to(accumulator)).to(dtype)
+            ours = values.clone() if offset == 0 else torch.cat([values[:1], values])[1:]
+            found = _run.scale(ours, by, ours)
+            assert found.data_ptr() == ours.data_ptr() and torch.equal(found, wanted)
+
+
+def test_computed_gradients_are_given_away():
+    hidden, weight, targets = make()
+    plain = torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), (hidden, weight))
+    loss = linear_cross_entropy(hidden, weight, targets)
+    thirds = torch.autograd.grad(loss, (hidden, weight), torch.tensor(1 / 3, device="cuda"), retain_graph=True)
+    assert_near(thirds, [g.double() / 3 for g in plain], 2**-8)
+    given = torch.autograd.grad(loss, (hidden, weight))
+    assert all(torch.equal(a, b) for a, b in zip(plain, given)), "the kept ones were not scaled in place"
+    with pytest.raises(RuntimeError, match="second backward"):
+        torch.autograd.grad(loss, (hidden, weight))
+
+
+LOSSES = {
+    "mean": lambda h, w, t: linear_cross_entropy(h, w, t, z_loss=1e-4),
+    "per token": lambda h, w, t: (linear_cross_entropy(h, w, t, reduction="none") * torch.arange(N, device="cuda")).sum(),
+    "returns": lambda h, w, t: sum(x.sum() for x in linear_cross_entropy(h, w, t, return_lse=True, shift=True)),
+    "token_logprobs": lambda h, w, t: token_logprobs(h, w, t, temperature=0.7).sum(),
+    "from logits": lambda h, w, t: cross_entropy(h @ w.T, t, label_smoothing=0.1),
+    "mix": lambda h, w, t: head_loss(
+        {"losses": [{"kind": "cross_entropy"}, {"kind": "z_loss", "weight": 0.1}]}, hidden=h, weight=w, labels=t
+    ).total,
+}
+
+
+def gradients_of(step, hidden, weight, targets):
+    loss = step(hidden, weight, targets)
+    return loss.detach(), *torch.autograd.grad(loss, (hidden, weight))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_compile_without_a_graph_break(name):
+    inputs = make()
+    step = lambda h, w, t: LOSSES[name](h * 2, w, t) + 1  # noqa: E731
+    wanted = gradients_of(step, *inputs)
+    found = gradients_of(torch.compile(step, fullgraph=True), *inputs)
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-6, atol=1e-6)
+    assert_near(found[1:], [w.double() for w in wanted[1:]], 2**-7)
+
+
+def test_compile_with_cuda_graphs():
+    inputs = make()
+    compiled = torch.compile(LOSSES["mean"], fullgraph=True, mode="reduce-overhead")
+    wanted = gradients_of(LOSSES["mean"], *inputs)
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        found = gradients_of(compiled, *inputs)
+        assert all(torch.equal(f, w) for f, w in zip(found, wanted))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_synchronisation_and_graph_capture(name):
+    inputs = make()
+    with no_synchronisation():
+        eager = gradients_of(LOSSES[name], *inputs)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        step()
+        elsewhere = gradients_of(LOSSES[name], *inputs)
     torch.cuda.current_stream().wait_stream(side)
+    assert all(torch.equal(a, b) for a, b in zip(elsewhere, eager)), "the same bits on another stream"
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = step()
+        captured = gradients_of(LOSSES[name], *inputs)
     for tensor in captured:
-        tensor.detach().zero_()
+        tensor.zero_()
     graph.replay()
     assert all(torch.equal(a, b) for a, b in zip(captured, eager)), "the same bits"
 
 
-def test_what_the_kernels_do_not_take_is_named():
+def test_no_synchronisation_with_main_grad_and_policies():
     hidden, weight, targets = make()
-    with pytest.raises(ValueError, match="softcap"):
-        linear_cross_entropy(hidden, weight, targets, softcap=30.0)
-    with pytest.raises(ValueError, match="696.*bf16"):
-        linear_cross_entropy(hidden.float(), weight.float(), targets)
+    weight.main_grad = torch.zeros(V, D, device="cuda")
+    old, advantages = torch.randn(7, 100, device="cuda") - 8, torch.randn(7, device="cuda")
+    with no_synchronisation():
+        linear_cross_entropy(hidden, weight, targets).backward()
+        grpo_loss(hidden.view(7, 100, D), weight, targets.view(7, 100), advantages, old).backward()
+    assert weight.main_grad.abs().sum() > 0
+
+
+def test_a_label_outside_the_vocabulary_is_kept_until_asked():
+    hidden, weight, targets = make()
+    outside = targets.clone()
+    outside[5] = V
+    with no_synchronisation():
+        loss = linear_cross_entropy(hidden, weight, outside)
+        linear_cross_entropy(hidden, weight, targets)  # the same plan; what was met stays
+    with pytest.raises(ullage.UllageError, match=r"labels\[5\]") as caught:
+        check()
+    assert caught.value.code == 586
+    check()  # told once
+    outside[5] = -100
+    assert torch.equal(loss, linear_cross_entropy(hidden, weight, outside)), "the row counted as ignored"
+    logits = torch.randn(4, 9, device="cuda")
+    logits[2, 3] = float("nan")
+    cross_entropy(logits, torch.arange(4, device="cuda"))
+    with pytest.raises(ullage.UllageError, match="row 2"):
+        check()
+
+
+def test_nothing_to_count():
+    hidden, weight, targets = make()
+    loss = linear_cross_entropy(hidden, weight, torch.full_like(targets, -100))
+    d_hidden, d_weight = torch.autograd.grad(loss, (hidden, weight))
+    assert loss == 0 and d_hidden.count_nonzero() == 0 and d_weight.count_nonzero() == 0
+    loss = linear_cross_entropy(hidden[:0], weight, targets[:0])
+    assert loss == 0 and torch.autograd.grad(loss, weight)[0].count_nonzero() == 0
+
+
+def test_ignored_rows_are_never_read():
+    hidden, weight, targets = make()
+    wanted = gradients_of(LOSSES["mean"], hidden, weight, targets)
+    poisoned = torch.where((targets < 0)[:, None], float("nan"), hidden.detach()).requires_grad_()
+    assert all(torch.equal(a, b) for a, b in zip(gradients_of(LOSSES["mean"], poisoned, weight, targets), wanted))
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True)])
+def test_requires_grad_on_a_part(needs):
+    hidden, weight, targets = make()
+    whole = gradients_of(LOSSES["mean"], hidden, weight, targets)
+    part = [t.detach().requires_grad_(need) for t, need in zip((hidden, weight), needs)]
+    loss = linear_cross_entropy(*part, targets, z_loss=1e-4)
+    loss.backward()
+    assert torch.equal(loss, whole[0])
+    for tensor, wanted, need in zip(part, whole[1:], needs):
+        assert torch.equal(tensor.grad, wanted) if need else tensor.grad is None
+
+
+def test_layouts():
+    """Copies where the kernels' view cannot say a layout; the bits are those of the plain tensor."""
+    hidden, weight, targets = make()
+    wanted = gradients_of(LOSSES["mean"], hidden, weight, targets)
+    apart = torch.zeros(N, 2 * D, device="cuda", dtype=torch.bfloat16)
+    apart[:, ::2] = hidden.detach()
+    unaligned = torch.empty(N * D + 1, device="cuda", dtype=torch.bfloat16)[1:].view(N, D)
+    unaligned.copy_(hidden.detach())
+    transposed = weight.detach().T.contiguous().T.requires_grad_()
+    for other in (apart[:, ::2], unaligned):
+        found = gradients_of(LOSSES["mean"], other.detach().requires_grad_(), transposed, targets.int())
+        assert all(torch.equal(f, w) for f, w in zip(found, wanted))
+    per_token = linear_cross_entropy(hidden, weight, targets, reduction="none")
+    summed = torch.autograd.grad(per_token.sum(), (hidden, weight), retain_graph=True)  # an expanded upstream gradient
+    ones = torch.autograd.grad(per_token, (hidden, weight), torch.ones(2 * N, device="cuda")[::2])
+    assert all(torch.equal(a, b) for a, b in zip(summed, ones))
+
+
+def test_autocast():
+    hidden, weight, targets = make(dtype=torch.float32)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, targets)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, linear_cross_entropy(hidden.bfloat16(), weight.bfloat16(), targets))
+    assert [g.dtype for g in torch.autograd.grad(loss, (hidden, weight))] == [torch.float32] * 2
+
+
+def test_checkpointing():
+    inputs = make()
+    wanted = gradients_of(LOSSES["mean"], *inputs)
+    kept = checkpoint(LOSSES["mean"], *inputs, use_reentrant=False)
+    found = kept.detach(), *torch.autograd.grad(kept, inputs[:2])
+    assert all(torch.equal(f, w) for f, w in zip(found, wanted))
+
+
+@pytest.mark.parametrize("budget_mib", [None, 24, 512])
+def test_memory_is_what_the_plan_promises(budget_mib):
+    """The most that is allocated, over the inputs and the gradients, is the plan's workspace, which the allocator
+    rounds to 2 MiB, and a few scalars."""
+    n, d, v = 1024, 512, 65536
+    hidden, weight, targets = make(n=n, d=d, v=v)
+    budget = None if budget_mib is None else budget_mib << 20
+    plan = ullage.plan_head(
+        [{"kind": "cross_entropy"}], n_tok=n, d_model=d, vocab=v, gradients=["d_hidden", "d_weight"], dtype="bf16",
+        device="cuda", budget_bytes=budget or 0,
+    )  # fmt: skip
+    (2 * linear_cross_entropy(hidden, weight, targets, budget_bytes=budget)).backward()
+    hidden.grad = weight.grad = None
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    (2 * linear_cross_entropy(hidden, weight, targets, budget_bytes=budget)).backward()
+    peak = torch.cuda.max_memory_allocated() - before - hidden.grad.nbytes - weight.grad.nbytes
+    rounded = -(-plan.workspace_bytes >> 21) << 21
+    assert plan.workspace_bytes <= peak <= rounded + (1 << 16), (plan.mode, plan.workspace_bytes, peak)
+
+
+def test_hugging_face():
+    hf = pytest.importorskip("transformers")
+    sizes = dict(vocab_size=997, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, head_dim=16, max_position_embeddings=64)  # fmt: skip
+    model = hf.Qwen3ForCausalLM(hf.Qwen3Config(**sizes, tie_word_embeddings=True)).cuda().bfloat16()
+    ids = torch.randint(3, 997, (2, 40), device="cuda")
+    labels = ids.masked_fill(torch.rand(ids.shape, device="cuda") < 0.2, -100)
+
+    def losses_and_gradients():
+        model.zero_grad()
+        out = model(input_ids=ids, labels=labels)
+        out.loss.backward()
+        return out, {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+
+    own, wanted = losses_and_gradients()
+    out, found = losses_and_gradients() if patch(model) is model else None
+    assert out.logits is None and found.keys() == wanted.keys()
+    torch.testing.assert_close(out.loss.float(), own.loss.float(), rtol=2e-3, atol=2e-3)
+    for name, gradient in wanted.items():
+        assert (found[name] - gradient).norm() <= 0.05 * gradient.norm(), name
+    assert unpatch(model)(input_ids=ids).logits is not None
+
+
+def test_what_the_kernels_do_not_take_is_named():
+    hidden, weight, targets = make(dtype=torch.float64)
+    with pytest.raises(ValueError, match="696.*f64"):
+        linear_cross_entropy(hidden, weight, targets)
+    with pytest.raises(ValueError, match="696.*f64"):
+        cross_entropy(hidden @ weight.T, targets)

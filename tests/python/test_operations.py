@@ -197,6 +197,42 @@ def test_retain_graph_and_double_use_r21(reduction):
     )
 
 
+def test_computed_gradients_are_scaled_in_place_and_given_away():
+    hidden, weight, targets = make(torch.bfloat16)
+    for tensor in (hidden, weight):
+        tensor.grad = None
+    plain = torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), (hidden, weight))
+    loss = linear_cross_entropy(hidden, weight, targets)
+    kept = torch.autograd.grad(loss, (hidden, weight), torch.tensor(3.0), retain_graph=True)
+    given = torch.autograd.grad(loss, (hidden, weight))
+    assert all(torch.equal(a, b) for a, b in zip(plain, given))
+    assert all(torch.allclose(a * 3, b, rtol=2**-7) and (a != b).any() for a, b in zip(plain, kept))
+    with pytest.raises(RuntimeError, match="second backward.*retain_graph"):
+        torch.autograd.grad(loss, (hidden, weight))
+    with torch.no_grad():
+        given[0].zero_()  # the caller's own: nothing else reads it
+    linear_cross_entropy(hidden, weight, targets).backward()
+    assert torch.equal(hidden.grad, plain[0])
+
+
+def test_the_backward_holds_one_gradient_of_the_weight():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class LargeStorages(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.numel() >= weight.numel():
+                storages.add(out.untyped_storage().data_ptr())
+            return out
+
+    hidden, weight, targets = make(n=64, d=32, v=4096)
+    loss = linear_cross_entropy(hidden, weight, targets)
+    storages = set()
+    with LargeStorages():
+        (loss * 2).backward()
+    assert storages == {weight.grad.untyped_storage().data_ptr()}
+
+
 def test_a_second_derivative_is_refused():
     hidden, weight, targets = make()
     for reduction in ("mean", "none"):

@@ -8,10 +8,12 @@ from ullage.torch.cross_entropy import LinearCrossEntropyLoss, cross_entropy, li
 from ullage.torch.distillation import distillation, linear_distillation
 from ullage.torch.huggingface import patch, unpatch
 from ullage.torch.policy import grpo_loss, gspo_loss
+from ullage.torch._status import check
 
 __all__ = [
     "HeadLoss",
     "LinearCrossEntropyLoss",
+    "check",
     "cross_entropy",
     "distillation",
     "grpo_loss",

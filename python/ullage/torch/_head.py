@@ -131,7 +131,7 @@ def run_head(
             f"targets are {labels.dtype} of shape {tuple(labels.shape)}; accepted: integers of shape {tuple(shape)}",
         )
     device = source.device.type
-    if weight is not None and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if weight is not None and device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         source, weight = source.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -160,9 +160,11 @@ def run_head(
     rows = sum(ROWS[name] for name in set(returns))
     main_grad = getattr(weight, "main_grad", None) if weight is not None and weight.requires_grad else None
     now = 0
-    # Gradients go with the forward where the total alone is asked for.
+    # Gradients go with the forward where the total alone is asked for; but not in f16 on CUDA, where the kernels keep
+    # them in f16, whose range the upstream factor (a loss scale) is there to reach.
     later = _run.TOKEN_LOSS if detached else _DIFFERENTIABLE_ROWS
-    if torch.is_grad_enabled() and main_grad is None and not rows & later:
+    out_of_range = source.is_cuda and source.dtype == torch.float16
+    if torch.is_grad_enabled() and main_grad is None and not out_of_range and not rows & later:
         for bit, tensor in zip((D_INPUT, D_WEIGHT, D_BIAS, D_ADAPTER, D_ADAPTER), tensors[:5]):
             if tensor is not None and tensor.requires_grad:
                 now |= bit

@@ -1,8 +1,9 @@
 """The custom operations: ullage::head and its backward, with fake and autograd registrations.
 
 Where gradients are asked of ullage::head itself they are computed in the forward, with the logits at hand, and the
-backward scales them by the gradient of the total. Where none are, and an input needs them all the same (per-token
-losses, log-probabilities, main_grad), the backward runs the head a second time with the upstream gradient in it.
+backward scales them by the gradient of the total: in place, for it gives them away, unless the graph is kept for
+another backward. Where none are, and an input needs them all the same (per-token losses, log-probabilities,
+main_grad), the backward runs the head a second time with the upstream gradient in it.
 """
 
 from __future__ import annotations
@@ -172,15 +173,8 @@ def _(main_grad, *args):
 
 @torch.library.custom_op("ullage::scaled", mutates_args=())
 def scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """gradient * factor, formed in f32 or f64 and rounded once to dtype, some rows at a time."""
-    out = torch.empty_like(gradient, dtype=dtype)
-    wide = torch.promote_types(gradient.dtype, torch.float32)
-    factor = factor.to(wide)
-    rows = max(1, (1 << 22) // max(1, gradient[0].numel() if len(gradient) else 1))
-    for begin in range(0, len(gradient), rows):
-        part = slice(begin, begin + rows)
-        out[part] = gradient[part].to(wide) * factor
-    return out
+    """gradient * factor, formed in f32 or f64 and rounded once to dtype."""
+    return _run.scale(gradient, factor, torch.empty_like(gradient, dtype=dtype))
 
 
 @scaled.register_fake
@@ -199,7 +193,8 @@ def _setup_context(ctx, inputs, output):
     # An attribute and not a saved tensor: the backward adds to it, on purpose.
     ctx.main_grad = main_grad
     if gradients:
-        ctx.save_for_backward(*output[len(Values._fields) :])
+        # Attributes too: saved tensors could not be given away. Detached, for an output holds its node.
+        ctx.computed = [gradient.detach() for gradient in output[len(Values._fields) :]]
     else:
         ctx.save_for_backward(*tensors[:-1], *tensors.teachers)
 
@@ -219,12 +214,30 @@ def _backward(ctx, *grads):
 def _scale_saved(ctx, of_values: Values) -> list[Tensor | None]:
     if any(getattr(of_values, name) is not None for name in ("token_loss", "log_prob", "entropy")):
         raise RuntimeError("ullage::head: gradients were computed for the total; those of rows need gradients=0")
-    factor = of_values.total
+    if ctx.computed is None:
+        raise RuntimeError("ullage: a second backward through the losses at the head; keep the graph (retain_graph=True)")
+    computed, factor = ctx.computed, of_values.total
+    if type(computed[0]) is not Tensor:  # traced by a compiler, who fuses this and reuses the memory himself
+        times = _times
+    elif torch._C._autograd._get_current_graph_task_keep_graph():
+        times = scaled
+    else:
+        times = _scaled_in_place
+        ctx.computed = None
     bits = (D_INPUT, D_WEIGHT, D_BIAS, D_ADAPTER, D_ADAPTER)
     return [
-        scaled(saved, factor, dtype) if factor is not None and ctx.gradients & bit and dtype is not None else None
-        for saved, bit, dtype in zip(ctx.saved_tensors, bits, ctx.dtypes)
+        times(gradient, factor, dtype) if factor is not None and ctx.gradients & bit and dtype is not None else None
+        for gradient, bit, dtype in zip(computed, bits, ctx.dtypes)
     ]
+
+
+def _times(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    return (gradient.to(wide) * factor.to(wide)).to(dtype)
+
+
+def _scaled_in_place(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    return _run.scale(gradient, factor, gradient).to(dtype)
 
 
 def _run_again(ctx, of_values: Values) -> list[Tensor | None]:

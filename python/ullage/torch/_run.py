@@ -12,6 +12,7 @@ import torch
 from ullage import _arrays
 from ullage import _library as c
 from ullage.head import HeadPlan, make_plan
+from ullage.torch import _status
 
 # Gradients to compute, a set of bits.
 D_INPUT, D_WEIGHT, D_BIAS, D_ADAPTER = 1, 2, 4, 8
@@ -247,7 +248,9 @@ def run(
     if x.device.type == "cuda":
         with torch.cuda.device(x.device):
             # The caching allocator hands the workspace out again only behind this run, on this stream.
-            c.call("ullage_head_plan_run", *arguments, torch.cuda.current_stream().cuda_stream or None)
+            stream = torch.cuda.current_stream().cuda_stream
+            c.call("ullage_head_plan_run", *arguments, stream or None)
+            _status.watch(plan, workspace, stream)
     else:
         c.call("ullage_head_plan_run", *arguments, None)
 
@@ -260,6 +263,9 @@ def _put(struct, name: str, tensor: torch.Tensor | None, alive: list) -> None:
     if matrix:
         if tensor.shape[1] > 1 and tensor.stride(1) != 1 or tensor.shape[0] > 1 and tensor.stride(0) < tensor.shape[1]:
             tensor = tensor.contiguous()
+        row_bytes = tensor.stride(0) * tensor.itemsize
+        if tensor.is_cuda and name in ("hidden", "weight") and (tensor.data_ptr() | row_bytes) % 16:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)  # the tensor copies' alignment
     else:
         if tensor.ndim != 1 or name == "mask":
             tensor = tensor.contiguous()
@@ -268,3 +274,27 @@ def _put(struct, name: str, tensor: torch.Tensor | None, alive: list) -> None:
     alive.append(tensor)
     make = _arrays.matrix if matrix else _arrays.vector
     setattr(struct, name, make(name, _arrays.view(name, tensor)))
+
+
+def scale(gradient: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """gradient * factor into out, which may be the gradient itself; formed in f32 or f64 and rounded once."""
+    if gradient.is_cuda and out.dtype == gradient.dtype:
+        if out is not gradient:
+            out.copy_(gradient)
+        factor = factor.to(torch.float64)
+        values = _arrays.vector("gradient", _arrays.view("gradient", out))
+        with torch.cuda.device(out.device):
+            stream = torch.cuda.current_stream().cuda_stream
+            c.call("ullage_scale_cuda", ctypes.byref(values), factor.data_ptr(), stream or None)
+        return out
+    if out is gradient and factor.item() == 1:
+        return out
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    factor = factor.to(wide)
+    if gradient.dtype == wide == out.dtype:
+        return torch.mul(gradient, factor, out=out)
+    rows = max(1, (1 << 22) // max(1, gradient[0].numel() if len(gradient) else 1))
+    for begin in range(0, len(gradient), rows):
+        part = slice(begin, begin + rows)
+        out[part] = gradient[part].to(wide) * factor
+    return out
