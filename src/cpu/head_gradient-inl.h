@@ -38,45 +38,6 @@ void label_gradient(const T* u, const RowSoftmax<T>& student, T p_gain, T u_gain
 }
 
 template <class T>
-void divergence_gradient(lossk::Divergence kind, const T* u, const RowSoftmax<T>& student,
-                         const T* t, const RowSoftmax<T>& teacher, T beta, const RowDivergence& at,
-                         T gain, bool add, int64_t n, T* g) {
-  const RowTag<T> d;
-  using Row = LogProbabilities<T>;
-  const auto v_gain = hn::Set(d, gain);
-  switch (kind) {
-    case lossk::Divergence::kCrossEntropy:
-    case lossk::Divergence::kForwardKl:  // q - p
-      row_update(n, add, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-        const Row p(t, teacher, j, count), q(u, student, j, count);
-        return hn::Mul(v_gain, hn::Sub(q.probability, p.probability));
-      });
-      return;
-    case lossk::Divergence::kReverseKl: {  // q (ln(q / p) - loss)
-      const auto loss = hn::Set(d, static_cast<T>(at.loss));
-      row_update(n, add, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-        const Row p(t, teacher, j, count), q(u, student, j, count);
-        const auto excess = hn::Sub(hn::Sub(q.log, p.log), loss);
-        return hn::Mul(v_gain, mass_times(d, q.probability, excess));
-      });
-      return;
-    }
-    case lossk::Divergence::kJensenShannon: {  // (1 - beta) q (ln(q / m) - KL(q | m))
-      const auto v_beta = hn::Set(d, beta);
-      const auto student_gain = hn::Set(d, gain * (T(1) - beta));
-      const auto student_part = hn::Set(d, static_cast<T>(at.student_part));
-      row_update(n, add, g, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-        const Row p(t, teacher, j, count), q(u, student, j, count);
-        const auto m = mixture(d, p.probability, q.probability, v_beta);
-        const auto excess = hn::Sub(log(d, hn::Div(q.probability, m)), student_part);
-        return hn::Mul(student_gain, mass_times(d, q.probability, excess));
-      });
-      return;
-    }
-  }
-}
-
-template <class T>
 void softcap_slope(const T* u, T softcap, int64_t n, T* g) {
   const RowTag<T> d;
   const auto inverse = hn::Set(d, T(1) / softcap), one = hn::Set(d, T(1));
@@ -87,8 +48,8 @@ void softcap_slope(const T* u, T softcap, int64_t n, T* g) {
   });
 }
 
-// out_j (+)= value(j, count), rounded once to Out.
-template <class T, class Out, class Value>
+// out_j (+)= value(j, count), rounded once to Out. kFinite: of values that are finite.
+template <class T, bool kFinite = false, class Out, class Value>
 HWY_INLINE void store_row(int64_t n, Out* out, bool accumulate, Value&& value) {
   const RowTag<T> d;
   if (accumulate) {
@@ -98,7 +59,7 @@ HWY_INLINE void store_row(int64_t n, Out* out, bool accumulate, Value&& value) {
     });
   } else {
     for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-      store_some(d, value(j, count), out + j, count);
+      store_some<kFinite>(d, value(j, count), out + j, count);
     });
   }
 }

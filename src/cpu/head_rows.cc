@@ -4,25 +4,12 @@
 #define HWY_TARGET_INCLUDE "cpu/head_rows.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 //
+#include "cpu/head_divergence-inl.h"
 #include "cpu/head_gradient-inl.h"
 #include "cpu/head_statistics-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ullage::cpu::HWY_NAMESPACE {
-
-template <class T>
-void prepare(const void* z, DType dtype, const T* bias, T softcap, int64_t n, T* u) {
-  const RowTag<T> d;
-  const auto cap = hn::Set(d, softcap);
-  visit_storage(z, dtype, [&](const auto* from) ULLAGE_INLINE_LAMBDA {
-    for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-      auto x = load_some(d, from + j, count, T(0));
-      if (bias) x = hn::Add(x, load_some(d, bias + j, count, T(0)));
-      if (softcap != 0) x = hn::Mul(cap, tanh(d, hn::Div(x, cap)));
-      store_some(d, x, u + j, count);
-    });
-  });
-}
 
 template <class T>
 int64_t argmax(const void* z, DType dtype, const T* bias, int64_t n) {
@@ -63,11 +50,18 @@ void scale_exponentials(const T* e, const T* block_max, const RowSoftmax<T>& stu
     for (int64_t begin = 0; begin < n; begin += kRowBlock) {
       // q_j = e_j * exp(scale * (block_max - max)) / sum; the exponent is <= 0.
       const T shift = student.scale * (block_max[begin / kRowBlock] - student.max);
-      const auto factor = hn::Set(d, gain * (std::exp(shift) * student.inverse_sum));
-      store_row<T>(std::min(kRowBlock, n - begin), to + begin, accumulate,
-                   [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-                     return hn::Mul(factor, load_some(d, e + begin + j, count, T(0)));
-                   });
+      const T gained = gain * (std::exp(shift) * student.inverse_sum);
+      const auto factor = hn::Set(d, gained);
+      const auto value = [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
+        return hn::Mul(factor, load_some(d, e + begin + j, count, T(0)));
+      };
+      const int64_t columns = std::min(kRowBlock, n - begin);
+      // A NaN among the exponentials is in their sum too.
+      if (std::isfinite(gained)) {
+        store_row<T, true>(columns, to + begin, accumulate, value);
+      } else {
+        store_row<T>(columns, to + begin, accumulate, value);
+      }
     }
   });
 }
@@ -91,10 +85,19 @@ void add(const T* x, int64_t n, T* sum) {
 }
 
 template <class T>
-constexpr RowKernels<T> kRowKernels = {
-    prepare<T>, argmax<T>,     exponentials<T>,   scale_exponentials<T>,  weighted_distance<T>,
-    entropy<T>, divergence<T>, label_gradient<T>, divergence_gradient<T>, softcap_slope<T>,
-    store<T>,   add<T>};
+constexpr RowKernels<T> kRowKernels = {prepare<T>,
+                                       argmax<T>,
+                                       exponentials<T>,
+                                       scale_exponentials<T>,
+                                       weighted_distance<T>,
+                                       entropy<T>,
+                                       divergence<T>,
+                                       jensen_shannon<T>,
+                                       label_gradient<T>,
+                                       divergence_gradient<T>,
+                                       softcap_slope<T>,
+                                       store<T>,
+                                       add<T>};
 
 const RowKernels<float>* row_kernels_f32() { return &kRowKernels<float>; }
 const RowKernels<double>* row_kernels_f64() { return &kRowKernels<double>; }

@@ -37,10 +37,34 @@ struct RowSoftmax {
   T inverse_sum;
 };
 
+// A row in any storage type, [n] adjacent elements.
+struct RowSource {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+};
+
 // A divergence and, for Jensen-Shannon, its part KL(q | m), which the gradient needs.
 struct RowDivergence {
   double loss;
   double student_part;
+};
+
+// Both softmaxes of a divergence and its loss, which Jensen-Shannon learns only from them.
+struct DivergenceSums {
+  RowSum student, teacher;
+  double loss;
+};
+
+// What a divergence leaves of its two rows: e the student's exponentials, as `exponentials` leaves
+// them, and x by columns the teacher's, or, for reverse KL, ln(q / p), and for Jensen-Shannon in
+// the end ln(q / m). Where not `whole`, e and x are one block long, and overwritten by the next.
+template <class T>
+struct KeptRow {
+  T* e;
+  T* e_max;  // [row_blocks(n)], a block's maximum
+  T* x;
+  T* x_max;
+  bool whole;
 };
 
 // `argmax`, `exponentials` and `scale_exponentials` take the storage types that are computed in T:
@@ -70,18 +94,24 @@ struct RowKernels {
   // -sum_j q_j ln q_j.
   double (*entropy)(const T* u, const RowSoftmax<T>& student, int64_t n);
 
-  // Of p = softmax of the teacher's row t from q.
-  RowDivergence (*divergence)(lossk::Divergence kind, const T* u, const RowSoftmax<T>& student,
-                              const T* t, const RowSoftmax<T>& teacher, T beta, int64_t n);
+  // Of p = softmax of t from q. `kept.e` may be `u`. Not the loss of Jensen-Shannon:
+  DivergenceSums (*divergence)(lossk::Divergence kind, const T* u, T u_scale, const RowSource& t,
+                               T t_scale, int64_t n, const KeptRow<T>& kept);
+
+  // from the same rows and what `divergence` left of them, which is whole, and not in `u`.
+  RowDivergence (*jensen_shannon)(const T* u, const RowSoftmax<T>& student, const RowSource& t,
+                                  const RowSoftmax<T>& teacher, T beta, int64_t n,
+                                  const KeptRow<T>& kept);
 
   // g_j = p_gain * q_j - u_gain * w_j (w = 1 where null); added to g where `add`.
   void (*label_gradient)(const T* u, const RowSoftmax<T>& student, T p_gain, T u_gain, const T* w,
                          bool add, int64_t n, T* g);
 
-  // g_j = gain * d divergence / d a_j, added to g where `add`. `at` is what `divergence` gave.
-  void (*divergence_gradient)(lossk::Divergence kind, const T* u, const RowSoftmax<T>& student,
-                              const T* t, const RowSoftmax<T>& teacher, T beta,
-                              const RowDivergence& at, T gain, bool add, int64_t n, T* g);
+  // g_j = p_gain * q_j + gain * d divergence / d a_j, added to g where `add`, from what was left
+  // whole, and `at`, the divergence; g may be `kept.e`.
+  void (*divergence_gradient)(lossk::Divergence kind, const KeptRow<T>& kept,
+                              const RowSoftmax<T>& student, const RowSoftmax<T>& teacher, T beta,
+                              const RowDivergence& at, T p_gain, T gain, bool add, int64_t n, T* g);
 
   // g_j *= d softcap / dz = 1 - (u_j / softcap)^2.
   void (*softcap_slope)(const T* u, T softcap, int64_t n, T* g);

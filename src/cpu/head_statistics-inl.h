@@ -1,5 +1,5 @@
 // What the scalar half of the algebra needs of a row: maximum and sum of the softmax, entropy, the
-// smoothing sum, divergences. Included once per Highway target; the contracts are in head_rows.h.
+// smoothing sum. Included once per Highway target; the contracts are in head_rows.h.
 #if defined(ULLAGE_CPU_HEAD_STATISTICS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ULLAGE_CPU_HEAD_STATISTICS_INL_H_
 #undef ULLAGE_CPU_HEAD_STATISTICS_INL_H_
@@ -16,16 +16,38 @@
 HWY_BEFORE_NAMESPACE();
 namespace ullage::cpu::HWY_NAMESPACE {
 
+template <class T>
+void prepare(const void* z, DType dtype, const T* bias, T softcap, int64_t n, T* u) {
+  const RowTag<T> d;
+  const auto cap = hn::Set(d, softcap);
+  visit_storage(z, dtype, [&](const auto* from) ULLAGE_INLINE_LAMBDA {
+    for_each_vector(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
+      auto x = load_some(d, from + j, count, T(0));
+      if (bias) x = hn::Add(x, load_some(d, bias + j, count, T(0)));
+      if (softcap != 0) x = hn::Mul(cap, tanh(d, hn::Div(x, cap)));
+      store_some(d, x, u + j, count);
+    });
+  });
+}
+
+// Exponentials of a softmax are powers of 2: e^(scale x) = 2^(binary(scale) x). To the roundings of
+// u - anchor and of the product this adds that of log2 e, so e_j is right for a logit moved by 3
+// half-ulps of its distance from the anchor.
+template <class T>
+constexpr T binary(T scale) {
+  return static_cast<T>(static_cast<double>(scale) * MathConstants<double>::kLog2E);
+}
+
 // e_j = exp(scale * (u_j - anchor)) for one block, and their sum. In-place is fine. Meanwhile the
 // next block comes from memory: the sweep for its maximum would wait for it.
 template <bool kKeep, class T, class In>
 HWY_INLINE double block_exponentials(const In* u, T anchor, T scale, int64_t n, T* e) {
   const RowTag<T> d;
-  const auto v_anchor = hn::Set(d, anchor), v_scale = hn::Set(d, scale);
+  const auto v_anchor = hn::Set(d, anchor), v_scale = hn::Set(d, binary(scale));
   return static_cast<double>(sum_row<1>(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
     const auto x = load_some(d, u + j, count, anchor);
     hwy::Prefetch(u + j + kRowBlock);
-    const auto y = exp_to_one(d, hn::Mul(v_scale, hn::Sub(x, v_anchor)));
+    const auto y = exp2_to_one(d, hn::Mul(v_scale, hn::Sub(x, v_anchor)));
     if constexpr (kKeep) store_some(d, y, e + j, count);
     return std::array{y};
   })[0]);
@@ -35,13 +57,14 @@ HWY_INLINE double block_exponentials(const In* u, T anchor, T scale, int64_t n, 
 template <bool kKeep, class T, class In>
 HWY_INLINE double sum_besides_one(const In* u, T anchor, T scale, int64_t n, const T* e) {
   const RowTag<T> d;
-  const auto v_anchor = hn::Set(d, anchor), v_scale = hn::Set(d, scale), one = hn::Set(d, T(1));
+  const auto v_anchor = hn::Set(d, anchor), v_scale = hn::Set(d, binary(scale));
+  const auto one = hn::Set(d, T(1));
   return static_cast<double>(sum_row<1>(d, n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
     hn::Vec<RowTag<T>> y;
     if constexpr (kKeep) {
       y = load_some(d, e + j, count, T(0));
     } else {
-      y = exp_to_one(d, hn::Mul(v_scale, hn::Sub(load_some(d, u + j, count, anchor), v_anchor)));
+      y = exp2_to_one(d, hn::Mul(v_scale, hn::Sub(load_some(d, u + j, count, anchor), v_anchor)));
     }
     return std::array{hn::IfThenZeroElse(hn::Eq(y, one), y)};
   })[0]);
@@ -52,27 +75,40 @@ HWY_INLINE double sum_besides_one(const In* u, T anchor, T scale, int64_t n, con
 constexpr double kSmallRest = 1.0 / 32;
 
 // Online over blocks: (M, S) and (m, s) merge to M' = max(M, m), S' = S e^(M - M') + s e^(m - M').
+// Returns both factors: other sums with the same weights merge by them.
+struct MergeFactors {
+  double before, block;
+};
+HWY_INLINE MergeFactors merge(RowSum& row, double scale, double max, double sum) {
+  MergeFactors f{1, 1};
+  if (max > row.max) {
+    f.before = row.sum == 0 ? 0 : std::exp(scale * (row.max - max));
+    row.max = max;
+  } else if (max != row.max) {
+    f.block = sum == 0 ? 0 : std::exp(scale * (max - row.max));
+  }
+  row.sum = row.sum * f.before + sum * f.block;
+  return f;
+}
+
+// A block that is all -inf sums to 0 from any finite anchor, and to NaN from its maximum.
+template <class T>
+HWY_INLINE T anchor_of(T max) {
+  return max == -std::numeric_limits<T>::infinity() ? T(0) : max;
+}
+
 template <bool kKeep, class T, class In>
 RowSum row_exponentials(const In* u, T scale, int64_t n, RowSum row, T* e, T* block_max) {
   for (int64_t j = 0; j < n; j += kRowBlock) {
     const int64_t count = std::min(kRowBlock, n - j);
     const auto largest = static_cast<T>(max_row(u + j, count));
-    // A block that is all -inf sums to 0 from any finite anchor, and to NaN from its maximum.
-    const T anchor = largest == -std::numeric_limits<T>::infinity() ? T(0) : largest;
+    const T anchor = anchor_of(largest);
     if constexpr (kKeep) block_max[j / kRowBlock] = largest;
     double sum = block_exponentials<kKeep>(u + j, anchor, scale, count, kKeep ? e + j : e);
     if (sum >= 1 && sum < 1 + kSmallRest) {
       sum = 1 + sum_besides_one<kKeep>(u + j, anchor, scale, count, kKeep ? e + j : e);
     }
-    const auto m = static_cast<double>(largest), s = static_cast<double>(scale);
-    if (m > row.max) {
-      row.sum = (row.sum == 0 ? 0 : row.sum * std::exp(s * (row.max - m))) + sum;
-      row.max = m;
-    } else if (m == row.max) {
-      row.sum += sum;
-    } else {
-      row.sum += sum == 0 ? 0 : sum * std::exp(s * (m - row.max));
-    }
+    merge(row, static_cast<double>(scale), static_cast<double>(largest), sum);
   }
   return row;
 }
@@ -119,9 +155,10 @@ struct LogProbabilities {
   HWY_INLINE LogProbabilities(const T* u, const RowSoftmax<T>& softmax, int64_t j, int64_t count) {
     const RowTag<T> d;
     const V x = load_some(d, u + j, count, -std::numeric_limits<T>::infinity());
-    const V a = hn::Mul(hn::Set(d, softmax.scale), hn::Sub(x, hn::Set(d, softmax.max)));
-    log = hn::Sub(a, hn::Set(d, softmax.log_sum));
-    probability = hn::Mul(exp_to_one(d, a), hn::Set(d, softmax.inverse_sum));
+    const V distance = hn::Sub(x, hn::Set(d, softmax.max));
+    log = hn::Sub(hn::Mul(hn::Set(d, softmax.scale), distance), hn::Set(d, softmax.log_sum));
+    const V e = exp2_to_one(d, hn::Mul(hn::Set(d, binary(softmax.scale)), distance));
+    probability = hn::Mul(e, hn::Set(d, softmax.inverse_sum));
   }
 };
 
@@ -132,58 +169,6 @@ double entropy(const T* u, const RowSoftmax<T>& student, int64_t n) {
     const LogProbabilities<T> q(u, student, j, count);
     return hn::IfThenZeroElse(hn::Eq(q.probability, hn::Zero(d)), hn::Mul(q.probability, q.log));
   });
-}
-
-// x * y, and 0 where x is 0 whatever y is: a column without mass contributes nothing.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V mass_times(D d, V x, V y) {
-  return hn::IfThenZeroElse(hn::Eq(x, hn::Zero(d)), hn::Mul(x, y));
-}
-
-// m = beta p + (1 - beta) q; written so that p = q gives exactly q.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V mixture(D d, V p, V q, V beta) {
-  return fma(d, beta, hn::Sub(p, q), q);
-}
-
-template <class T>
-RowDivergence divergence(lossk::Divergence kind, const T* u, const RowSoftmax<T>& student,
-                         const T* t, const RowSoftmax<T>& teacher, T beta, int64_t n) {
-  const RowTag<T> d;
-  using Row = LogProbabilities<T>;
-  // sum of term(p, q)
-  const auto sum_of = [&](auto&& term) ULLAGE_INLINE_LAMBDA {
-    return row_sum<T>(n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-      return term(Row(t, teacher, j, count), Row(u, student, j, count));
-    });
-  };
-  switch (kind) {
-    case lossk::Divergence::kCrossEntropy:
-      return {-sum_of([&](const Row& p, const Row& q)
-                          ULLAGE_INLINE_LAMBDA { return mass_times(d, p.probability, q.log); }),
-              0};
-    case lossk::Divergence::kForwardKl:
-      return {sum_of([&](const Row& p, const Row& q) ULLAGE_INLINE_LAMBDA {
-                return mass_times(d, p.probability, hn::Sub(p.log, q.log));
-              }),
-              0};
-    case lossk::Divergence::kReverseKl:
-      return {sum_of([&](const Row& p, const Row& q) ULLAGE_INLINE_LAMBDA {
-                return mass_times(d, q.probability, hn::Sub(q.log, p.log));
-              }),
-              0};
-    case lossk::Divergence::kJensenShannon:
-      break;
-  }
-  // KL(x | m) for x = p and x = q.
-  const auto parts = row_sums<2, T>(n, [&](int64_t j, int64_t count) ULLAGE_INLINE_LAMBDA {
-    const Row p(t, teacher, j, count), q(u, student, j, count);
-    const auto m = mixture(d, p.probability, q.probability, hn::Set(d, beta));
-    return std::array{mass_times(d, p.probability, log(d, hn::Div(p.probability, m))),
-                      mass_times(d, q.probability, log(d, hn::Div(q.probability, m)))};
-  });
-  const auto b = static_cast<double>(beta);
-  return {b * parts[0] + (1 - b) * parts[1], parts[1]};
 }
 
 }  // namespace ullage::cpu::HWY_NAMESPACE

@@ -103,24 +103,29 @@ HWY_INLINE hn::Vec<D> load_lanes(D d, const T* from, int64_t count, hn::TFromD<D
   return hn::Load(d, lanes);
 }
 
-// Lanes(d) elements to `to`, rounded to nearest even; NaN stays NaN.
-template <class D, class V = hn::Vec<D>, class T = hn::TFromD<D>>
+// Lanes(d) elements to `to`, rounded to nearest even; NaN stays NaN, but where none is promised:
+// kFinite.
+template <bool kFinite = false, class D, class V = hn::Vec<D>, class T = hn::TFromD<D>>
 HWY_INLINE void store_lanes(D d, V value, T* to) {
   hn::StoreU(value, d, to);
 }
-template <class D, class V = hn::Vec<D>>
+template <bool kFinite = false, class D, class V = hn::Vec<D>>
 HWY_INLINE void store_lanes(D /*d*/, V value, BF16* to) {
   const hn::Rebind<uint16_t, D> d16;
   const hn::RebindToUnsigned<D> d32;
   const auto word = hn::BitCast(d32, value);
   const auto odd = hn::And(hn::ShiftRight<16>(word), hn::Set(d32, 1u));
   const auto rounded = hn::ShiftRight<16>(hn::Add(word, hn::Add(odd, hn::Set(d32, 0x7fffu))));
+  if constexpr (kFinite) {
+    hn::StoreU(hn::TruncateTo(d16, rounded), d16, reinterpret_cast<uint16_t*>(to));
+    return;
+  }
   const auto quiet = hn::Or(hn::ShiftRight<16>(word), hn::Set(d32, 0x40u));
   const auto is_nan = hn::RebindMask(d32, hn::IsNaN(value));
   hn::StoreU(hn::TruncateTo(d16, hn::IfThenElse(is_nan, quiet, rounded)), d16,
              reinterpret_cast<uint16_t*>(to));
 }
-template <class D, class V = hn::Vec<D>>
+template <bool kFinite = false, class D, class V = hn::Vec<D>>
 HWY_INLINE void store_lanes(D d, V value, F16* to) {
 #if ULLAGE_CPU_EMULATES_F16
   constexpr int64_t kLanes = kLanesOf<D>;

@@ -65,11 +65,11 @@ HWY_INLINE hn::Vec<D> load_some(D d, const Stored* from, int64_t count, T fill) 
   for (int64_t i = 0; i < kLanes; ++i) lanes[i] = i < count ? load_element<T>(from + i) : fill;
   return hn::Load(d, lanes);
 }
-template <class D, class V, class Stored, class T = hn::TFromD<D>>
+template <bool kFinite = false, class D, class V, class Stored, class T = hn::TFromD<D>>
 HWY_INLINE void store_some(D d, V value, Stored* to, int64_t count) {
   constexpr int64_t kLanes = kLanesOf<D>;
   if constexpr (kDirect<T, Stored>) {
-    if (HWY_LIKELY(count == kLanes)) return store_lanes(d, value, to);
+    if (HWY_LIKELY(count == kLanes)) return store_lanes<kFinite>(d, value, to);
   }
   HWY_ALIGN T lanes[kLanes];
   hn::Store(value, d, lanes);
@@ -94,29 +94,6 @@ HWY_INLINE auto visit_storage(Void* data, DType dtype, Visit&& visit) {
       break;
   }
   return as(F16{});
-}
-
-// e^x for x <= 0 (or above 0 by a rounding): the exponential of a softmax. The bits of `exp`, but 0
-// where that would be subnormal; no clamps, and 2^n goes straight into the exponent: half the
-// instructions. NaN stays NaN.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V exp_to_one(D d, V x) {
-  using T = hn::TFromD<D>;
-  using C = MathConstants<T>;
-  const hn::RebindToUnsigned<D> du;
-  const V magic = hn::Set(d, C::kRoundingMagic);
-  const V shifted = fma(d, x, hn::Set(d, C::kLog2E), magic);
-  const V n = hn::Sub(shifted, magic);
-  V r = fma(d, n, hn::Set(d, -C::kLn2High), x);
-  r = fma(d, n, hn::Set(d, -C::kLn2Low), r);
-  const V tail = fma(d, polynomial(d, r, C::kExp), hn::Mul(r, r), r);
-  const V mantissa = hn::Add(hn::Set(d, T(1)), tail);
-  // The low bits of `shifted` are n; what lies above them leaves by the shift.
-  const auto exponent = hn::ShiftLeft<C::kMantissaBits>(hn::BitCast(du, shifted));
-  const V y = hn::BitCast(d, hn::Add(hn::BitCast(du, mantissa), exponent));
-  // The last n that stays normal. NaN fails the comparison and passes.
-  constexpr T kLeast = std::is_same_v<T, float> ? T(-87.25) : T(-708.25);
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kLeast)), y);
 }
 
 // The same for the storage types that load and store directly: f64, or f32 and shorter.

@@ -98,6 +98,20 @@ int sole_label_group(const HeadLayout& layout) {
   return sole;
 }
 
+int sole_divergence(const HeadLayout& layout) {
+  if (!layout.gradient || layout.n_distillation != 1) return -1;
+  for (int term = 0; term < layout.n_terms(); ++term) {
+    if (layout.distillation[static_cast<size_t>(term)] < 0) continue;
+    if (layout.is_top_k(term) || layout.config.terms[static_cast<size_t>(term)].weight == 0) break;
+    for (int group = 0; group < static_cast<int>(layout.groups.size()); ++group) {
+      const bool is_own = group == layout.group_of[static_cast<size_t>(term)];
+      if (!is_own && layout.has_gradient(group)) return -1;
+    }
+    return term;
+  }
+  return -1;
+}
+
 // What depends neither on the chunk nor on the strip.
 void describe_rows(HeadLayout& layout) {
   const Request& request = layout.request;
@@ -105,6 +119,7 @@ void describe_rows(HeadLayout& layout) {
   layout.gradient = request.d_logits || request.d_hidden || request.d_weight || request.d_bias ||
                     request.d_adapter;
   layout.teacher_used.assign(config.teachers.size(), false);
+  bool whole_rows = false;  // a divergence from a whole row of a teacher
   for (int i = 0; i < layout.n_terms(); ++i) {
     const LossTerm& term = config.terms[static_cast<size_t>(i)];
     const bool by_segment = term.kind == LossKind::kGspo || term.kind == LossKind::kDpo;
@@ -115,11 +130,14 @@ void describe_rows(HeadLayout& layout) {
     if (!distils) continue;
     layout.needs_effective_row = true;
     layout.teacher_used[static_cast<size_t>(term.teacher)] = true;
-    const Teacher& teacher = config.teachers[static_cast<size_t>(term.teacher)];
-    const DType rows =
-        teacher.kind == TeacherKind::kHidden ? product_type(teacher.dtype) : teacher.dtype;
-    layout.scratch_teacher |= layout.is_top_k(i) ? layout.needs_tail(i) : rows != layout.accumulate;
+    whole_rows |= !layout.is_top_k(i);
+    layout.scratch_teacher |= !layout.is_top_k(i) || layout.needs_tail(i);
+    layout.reads_row_again |= term.divergence == Divergence::kJensenShannon;
   }
+  layout.sole_divergence = sole_divergence(layout);
+  layout.scratch_exponentials = whole_rows && layout.sole_divergence < 0;
+  layout.reads_row_again |=
+      layout.smoothing || (layout.n_distillation > 0 && layout.sole_divergence < 0);
   layout.needs_effective_row |= layout.smoothing;
   layout.changes_logits = config.options.bias || config.options.softcap > 0;
   layout.one_label_group = sole_label_group(layout);

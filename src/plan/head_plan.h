@@ -89,13 +89,22 @@ struct HeadLayout {
   bool smoothing = false;          // some term smooths its labels
 
   bool changes_logits = false;       // bias or softcap
-  bool needs_effective_row = false;  // some term sweeps the row more often than once
+  bool needs_effective_row = false;  // some term sweeps the row more often than once, or by columns
+  bool reads_row_again = false;      // ... after the exponentials of its softmax
   // The one group with a gradient, where all of that is p q_j - l [j = y] of unchanged logits or of
   // logits plus bias; else -1.
   int one_label_group = -1;
+  // The one distillation, from a whole row of a teacher, in the one group with a gradient: what its
+  // divergence leaves of the row can wait for the gradient. Else -1.
+  int sole_divergence = -1;
 
-  // Scratch rows of a thread: which exist, in this order.
-  bool scratch_student = false, scratch_teacher = false, scratch_gradient = false;
+  // Scratch rows of a thread: which exist, in this order. A divergence leaves its x in `teacher`
+  // and its e in `exponentials`, or for a sole one where the gradient will be (see cpu::KeptRow).
+  bool scratch_student = false, scratch_teacher = false, scratch_exponentials = false,
+       scratch_gradient = false;
+  int scratch_rows() const {
+    return scratch_student + scratch_teacher + scratch_exponentials + scratch_gradient;
+  }
   int64_t scratch_stride = 0;  // elements of T in one scratch row: vocab and row_blocks(vocab) more
 
   std::string mode;

@@ -134,9 +134,8 @@ void carve(HeadLayout& layout, int64_t chunk) {
   if (config.options.bias || layout.smoothing) {
     slots.columns = book("bias and class weights", saturating_times(vocab, 2, element));
   }
-  const int n_scratch = layout.scratch_student + layout.scratch_teacher + layout.scratch_gradient;
-  slots.scratch = book(
-      "row scratch", saturating_times(layout.n_threads, n_scratch, layout.scratch_stride, element));
+  slots.scratch = book("row scratch", saturating_times(layout.n_threads, layout.scratch_rows(),
+                                                       layout.scratch_stride, element));
 
   // Per row: a softmax of each group, a teacher of each distillation, a loss of each term, its
   // place among the rows that are not ignored, among those of its segment, and its segment's

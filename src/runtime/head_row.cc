@@ -50,13 +50,8 @@ RowView HeadRow<T>::effective() {
 }
 
 template <class T>
-const T* HeadRow<T>::teacher_row(int term) {
-  const auto index = static_cast<size_t>(c_.layout.config.terms[static_cast<size_t>(term)].teacher);
-  const RowView view = teachers_(index);
-  if (view.dtype == kTypeOf<T>) return static_cast<const T*>(view.data);
-  T* const made = c_.teacher_scratch(worker_);
-  c_.kernels.prepare(view.data, view.dtype, nullptr, T(0), vocab_, made);
-  return made;
+RowView HeadRow<T>::teacher_row(int term) const {
+  return teachers_(static_cast<size_t>(c_.layout.config.terms[static_cast<size_t>(term)].teacher));
 }
 
 template <class T>
@@ -128,12 +123,68 @@ T* HeadRow<T>::block_max() const {
   return c_.gradient_scratch(worker_) + vocab_;
 }
 
+// Where a divergence leaves the row for a gradient in `out`, or for none.
+template <class T>
+cpu::KeptRow<T> HeadRow<T>::kept_row(const RowTarget* out, bool whole) const {
+  const bool sole = c_.layout.sole_divergence >= 0;
+  T* const scratch = sole ? c_.gradient_scratch(worker_) : c_.exponentials_scratch(worker_);
+  T* const x = c_.teacher_scratch(worker_);
+  return {sole && out ? exponentials_at(*out) : scratch, scratch + vocab_, x, x + vocab_, whole};
+}
+
+// The first distillation of the group from a whole row of a teacher, whose sweep gives the group's
+// softmax too; -1 where none counts the row.
+template <class T>
+int HeadRow<T>::divergence_of(int group) const {
+  for (const int term : c_.layout.groups[static_cast<size_t>(group)].terms) {
+    const LossTerm& t = c_.layout.config.terms[static_cast<size_t>(term)];
+    if (t.kind != LossKind::kDistillation || c_.layout.is_top_k(term)) continue;
+    if (counts_row(t, c_.inputs, row_)) return term;
+  }
+  return -1;
+}
+
+// The sweep over the student's and a teacher's row; the student's sum.
+template <class T>
+cpu::RowSum HeadRow<T>::sweep_both(int term, const cpu::KeptRow<T>& kept) {
+  const LossTerm& t = c_.layout.config.terms[static_cast<size_t>(term)];
+  const auto group = static_cast<size_t>(c_.layout.group_of[static_cast<size_t>(term)]);
+  const cpu::DivergenceSums sums =
+      c_.kernels.divergence(t.divergence, static_cast<const T*>(effective().data),
+                            static_cast<T>(c_.layout.groups[group].scale), teacher_row(term),
+                            static_cast<T>(teacher_scale(term)), vocab_, kept);
+  TeacherStatistics& s = c_.scalars.teacher(term, row_);
+  s.max = sums.teacher.max;
+  s.sum = sums.teacher.sum;
+  s.log_sum = std::log(sums.teacher.sum);
+  s.divergence = {sums.loss, 0};
+  return sums.student;
+}
+
+// What waits for the student's softmax.
+template <class T>
+void HeadRow<T>::finish_both(int term, const cpu::KeptRow<T>& kept) {
+  const LossTerm& t = c_.layout.config.terms[static_cast<size_t>(term)];
+  if (t.divergence != Divergence::kJensenShannon) return;
+  c_.scalars.teacher(term, row_).divergence = c_.kernels.jensen_shannon(
+      static_cast<const T*>(effective().data),
+      c_.student(c_.layout.group_of[static_cast<size_t>(term)], row_), teacher_row(term),
+      teacher(term), static_cast<T>(t.beta), vocab_, kept);
+}
+
 template <class T>
 void HeadRow<T>::statistics(const RowTarget* gradient_follows) {
   const HeadLayout& layout = c_.layout;
   // Storage types are read as they are where one sweep is all there is.
   const bool streams = !layout.needs_effective_row && !(c_.entropy || c_.metrics);
   const RowView view = streams && !layout.changes_logits ? logits_ : effective();
+  const auto kept_by = [&](int term) {
+    const LossTerm& t = layout.config.terms[static_cast<size_t>(term)];
+    const bool keeps = gradient_follows && term == layout.sole_divergence;
+    kept_ |= keeps;
+    return kept_row(keeps ? gradient_follows : nullptr,
+                    keeps || t.divergence == Divergence::kJensenShannon);
+  };
   for (int group = 0; group < static_cast<int>(layout.groups.size()); ++group) {
     const SoftmaxGroup& g = layout.groups[static_cast<size_t>(group)];
     const bool is_base = group == layout.base_group;
@@ -141,17 +192,24 @@ void HeadRow<T>::statistics(const RowTarget* gradient_follows) {
     SoftmaxStatistics& s = c_.scalars.softmax(group, row_);
     // Before the sweep below overwrites a row in place.
     const double label_logit = label_ >= 0 ? cpu::load_double(view.data, view.dtype, label_) : 0;
-    T* kept = nullptr;
-    if (gradient_follows && group == layout.one_label_group) {
-      kept = exponentials_at(*gradient_follows);
-      kept_ = true;
+    const int divergence = divergence_of(group);
+    cpu::RowSum row;
+    if (divergence >= 0) {
+      row = sweep_both(divergence, kept_by(divergence));
+    } else {
+      T* kept = nullptr;
+      if (gradient_follows && group == layout.one_label_group) {
+        kept = exponentials_at(*gradient_follows);
+        kept_ = true;
+      }
+      row = c_.kernels.exponentials(view.data, view.dtype, static_cast<T>(g.scale), vocab_, {},
+                                    kept, kept ? block_max() : nullptr);
     }
-    const cpu::RowSum row = c_.kernels.exponentials(view.data, view.dtype, static_cast<T>(g.scale),
-                                                    vocab_, {}, kept, kept ? block_max() : nullptr);
     s.max = row.max;
     s.sum = row.sum;
     s.log_sum = std::log(row.sum);
     s.label = label_ >= 0 ? g.scale * (label_logit - s.max) : 0;
+    if (divergence >= 0) finish_both(divergence, kept_by(divergence));
     if (layout.smoothing && !g.terms.empty()) {
       s.distance =
           g.scale * c_.kernels.weighted_distance(static_cast<const T*>(view.data), c_.class_weights,
@@ -165,33 +223,24 @@ void HeadRow<T>::statistics(const RowTarget* gradient_follows) {
   for (int term = 0; term < layout.n_terms(); ++term) {
     const LossTerm& t = layout.config.terms[static_cast<size_t>(term)];
     if (t.kind != LossKind::kDistillation || !counts_row(t, c_.inputs, row_)) continue;
-    TeacherStatistics& s = c_.scalars.teacher(term, row_);
     if (layout.is_top_k(term)) {
-      if (layout.needs_tail(term)) s.log_q_tail = log_q_tail(term);
-      s.divergence.loss = with_top_k(term, [](const auto& row) { return row.loss(); });
-      continue;
+      if (layout.needs_tail(term)) c_.scalars.teacher(term, row_).log_q_tail = log_q_tail(term);
+      c_.scalars.teacher(term, row_).divergence.loss =
+          with_top_k(term, [](const auto& row) { return row.loss(); });
+    } else if (divergence_of(layout.group_of[static_cast<size_t>(term)]) != term) {
+      sweep_both(term, kept_by(term));
+      finish_both(term, kept_by(term));
     }
-    const T* const row = teacher_row(term);
-    const cpu::RowSum sum = c_.kernels.exponentials(
-        row, kTypeOf<T>, static_cast<T>(teacher_scale(term)), vocab_, {}, nullptr, nullptr);
-    s.max = sum.max;
-    s.sum = sum.sum;
-    s.log_sum = std::log(sum.sum);
-    s.divergence =
-        c_.kernels.divergence(t.divergence, static_cast<const T*>(view.data),
-                              c_.student(layout.group_of[static_cast<size_t>(term)], row_), row,
-                              teacher(term), static_cast<T>(t.beta), vocab_);
   }
 }
 
 // One group's share of d total / d u.
 template <class T>
-void HeadRow<T>::add_group(int group, bool add, T* g) {
+void HeadRow<T>::add_group(int group, const RowTarget& out, bool add, T* g) {
   const HeadLayout& layout = c_.layout;
   const double scale = layout.groups[static_cast<size_t>(group)].scale;
   const auto& terms = layout.groups[static_cast<size_t>(group)].terms;
   const cpu::RowSoftmax<T> q = c_.student(group, row_);
-  const T* const u = static_cast<const T*>(effective().data);
   RowCoefficients sum = c_.scalars.coefficients(group, row_);
   const auto each_distillation = [&](bool top_k, auto&& use) {
     for (const int term : terms) {
@@ -199,23 +248,32 @@ void HeadRow<T>::add_group(int group, bool add, T* g) {
       if (t.kind != LossKind::kDistillation) continue;
       if (layout.is_top_k(term) != top_k) continue;
       const double gain = c_.scalars.gain(term, row_);
-      if (gain != 0) use(term, t, gain);
+      if (gain != 0 || (kept_ && term == layout.sole_divergence)) use(term, t, gain);
     }
   };
   each_distillation(true, [&](int term, const LossTerm&, double gain) {
     sum.p += gain * with_top_k(term, [](const auto& row) { return row.dense(); });
   });
+  // The first divergence has q at hand, and takes the label terms' share of it along.
+  each_distillation(false, [&](int term, const LossTerm& t, double gain) {
+    const cpu::KeptRow<T> kept = kept_row(&out, true);
+    if (!kept_) {
+      sweep_both(term, kept);
+      finish_both(term, kept);
+    }
+    c_.kernels.divergence_gradient(t.divergence, kept, q, teacher(term), static_cast<T>(t.beta),
+                                   c_.scalars.teacher(term, row_).divergence,
+                                   static_cast<T>(scale * sum.p), static_cast<T>(scale * gain), add,
+                                   vocab_, g);
+    sum.p = 0;
+    add = true;
+  });
   if (sum.p != 0 || sum.u != 0) {
-    c_.kernels.label_gradient(u, q, static_cast<T>(scale * sum.p), static_cast<T>(scale * sum.u),
+    c_.kernels.label_gradient(static_cast<const T*>(effective().data), q,
+                              static_cast<T>(scale * sum.p), static_cast<T>(scale * sum.u),
                               c_.class_weights, add, vocab_, g);
     add = true;
   }
-  each_distillation(false, [&](int term, const LossTerm& t, double gain) {
-    c_.kernels.divergence_gradient(
-        t.divergence, u, q, teacher_row(term), teacher(term), static_cast<T>(t.beta),
-        c_.scalars.teacher(term, row_).divergence, static_cast<T>(scale * gain), add, vocab_, g);
-    add = true;
-  });
   if (!add) std::fill(g, g + vocab_, T(0));
   each_distillation(true, [&](int term, const LossTerm& t, double gain) {
     const auto index = static_cast<size_t>(t.teacher);
@@ -259,11 +317,13 @@ void HeadRow<T>::gradient(const RowTarget& out) {
     return;
   }
   const bool holds = out.dtype == kTypeOf<T> && !out.accumulate && out.data != logits_.data;
-  T* const g = holds ? static_cast<T*>(out.data) : c_.gradient_scratch(worker_);
+  T* const g = layout.sole_divergence >= 0 ? exponentials_at(out)
+               : holds                     ? static_cast<T*>(out.data)
+                                           : c_.gradient_scratch(worker_);
   bool add = false;
   for (int group = 0; group < static_cast<int>(layout.groups.size()); ++group) {
     if (!layout.has_gradient(group)) continue;
-    add_group(group, add, g);
+    add_group(group, out, add, g);
     add = true;
   }
   if (!add) std::fill(g, g + vocab_, T(0));
@@ -271,7 +331,7 @@ void HeadRow<T>::gradient(const RowTarget& out) {
     c_.kernels.softcap_slope(static_cast<const T*>(effective().data),
                              static_cast<T>(layout.config.options.softcap), vocab_, g);
   }
-  if (!holds) c_.kernels.store(g, vocab_, out.dtype, out.data, out.accumulate);
+  if (g != out.data) c_.kernels.store(g, vocab_, out.dtype, out.data, out.accumulate);
 }
 
 // The gradient of one label group in a type that is not computed in T.

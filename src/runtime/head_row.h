@@ -12,10 +12,7 @@
 namespace ullage::lossk {
 
 // A row of logits or of a teacher's, [vocab] adjacent elements.
-struct RowView {
-  const void* data = nullptr;
-  DType dtype = DType::kF32;
-};
+using RowView = cpu::RowSource;
 
 // Where a row's gradient goes, [vocab] adjacent elements; may be the row of logits itself.
 struct RowTarget {
@@ -41,7 +38,7 @@ struct RowContext {
   bool base_outputs;  // lse, label_log_prob or entropy
   bool entropy;       // per row
   bool metrics;
-  bool single_sweep;  // the statistics of a row are one sweep over it
+  bool single_sweep;  // the statistics of a row are one sweep over it, and nothing else reads it
 
   bool needs(int group) const {
     const bool used = !layout.groups[static_cast<size_t>(group)].terms.empty();
@@ -53,17 +50,16 @@ struct RowContext {
             static_cast<T>(s.log_sum), static_cast<T>(1 / s.sum)};
   }
 
-  // A worker's scratch rows, [layout.scratch_stride] each; the last has room for block maxima
-  // behind its columns.
+  // A worker's scratch rows, [layout.scratch_stride] each: room for block maxima behind the
+  // columns.
   T* student_scratch(int worker) const { return scratch_row(worker, 0); }
   T* teacher_scratch(int worker) const { return scratch_row(worker, layout.scratch_student); }
-  T* gradient_scratch(int worker) const {
+  T* exponentials_scratch(int worker) const {
     return scratch_row(worker, layout.scratch_student + layout.scratch_teacher);
   }
+  T* gradient_scratch(int worker) const { return scratch_row(worker, layout.scratch_rows() - 1); }
   T* scratch_row(int worker, int index) const {
-    const int per_worker =
-        layout.scratch_student + layout.scratch_teacher + layout.scratch_gradient;
-    return scratch.data() + (worker * per_worker + index) * layout.scratch_stride;
+    return scratch.data() + (worker * layout.scratch_rows() + index) * layout.scratch_stride;
   }
 };
 
@@ -101,14 +97,18 @@ class HeadRow {
   RowView effective();
   T* exponentials_at(const RowTarget& out) const;
   T* block_max() const;
-  const T* teacher_row(int term);
+  RowView teacher_row(int term) const;
   cpu::RowSoftmax<T> teacher(int term) const;
+  cpu::KeptRow<T> kept_row(const RowTarget* out, bool whole) const;
+  cpu::RowSum sweep_both(int term, const cpu::KeptRow<T>& kept);
+  void finish_both(int term, const cpu::KeptRow<T>& kept);
+  int divergence_of(int group) const;
   double teacher_scale(int term) const;
   double log_q_tail(int term);
   template <class Use>
   auto with_top_k(int term, Use&& use);
   void store_through_scratch(const RowTarget& out, int group, const RowCoefficients& sum);
-  void add_group(int group, bool add, T* g);
+  void add_group(int group, const RowTarget& out, bool add, T* g);
 
   const RowContext<T>& c_;
   int64_t row_;
@@ -117,7 +117,7 @@ class HeadRow {
   TeacherRows teachers_;
   int64_t vocab_;
   int64_t label_;
-  bool kept_ = false;     // the exponentials of the one group lie where `gradient` looks
+  bool kept_ = false;     // what the gradient needs of the sweep lies where `gradient` looks
   const T* u_ = nullptr;  // the effective logits, once made
 };
 

@@ -61,7 +61,7 @@ class HeadRun {
       sweeps += context_.needs(group);
     }
     context_.single_sweep =
-        sweeps == 1 && !layout.needs_effective_row && !context_.entropy && !context_.metrics;
+        sweeps == 1 && !layout.reads_row_again && !context_.entropy && !context_.metrics;
   }
 
   void run() {

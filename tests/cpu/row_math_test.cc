@@ -37,10 +37,23 @@ template <class T>
 void map_log(const T* from, int64_t n, T* to) {
   map_lanes(from, n, to, [](auto d, auto x) HWY_ATTR { return log(d, x); });
 }
+template <class T>
+void map_exp2(const T* from, int64_t n, T* to) {
+  map_lanes(from, n, to, [](auto d, auto x) HWY_ATTR { return exp2_to_one(d, x); });
+}
+// The logarithm of positive normal numbers.
+template <class T>
+void map_log_normal(const T* from, int64_t n, T* to) {
+  map_lanes(from, n, to, [](auto d, auto x) HWY_ATTR { return log<true>(d, x); });
+}
 void exp_f32(const float* from, int64_t n, float* to) { map_exp(from, n, to); }
 void exp_f64(const double* from, int64_t n, double* to) { map_exp(from, n, to); }
 void log_f32(const float* from, int64_t n, float* to) { map_log(from, n, to); }
 void log_f64(const double* from, int64_t n, double* to) { map_log(from, n, to); }
+void exp2_f32(const float* from, int64_t n, float* to) { map_exp2(from, n, to); }
+void exp2_f64(const double* from, int64_t n, double* to) { map_exp2(from, n, to); }
+void log_normal_f32(const float* from, int64_t n, float* to) { map_log_normal(from, n, to); }
+void log_normal_f64(const double* from, int64_t n, double* to) { map_log_normal(from, n, to); }
 
 // The row's sum and its sum of squares, and its maximum.
 template <class T>
@@ -89,6 +102,10 @@ HWY_EXPORT(exp_f32);
 HWY_EXPORT(exp_f64);
 HWY_EXPORT(log_f32);
 HWY_EXPORT(log_f64);
+HWY_EXPORT(exp2_f32);
+HWY_EXPORT(exp2_f64);
+HWY_EXPORT(log_normal_f32);
+HWY_EXPORT(log_normal_f64);
 HWY_EXPORT(reduce_f32);
 HWY_EXPORT(reduce_f64);
 HWY_EXPORT(reduce_bf16);
@@ -171,6 +188,31 @@ TEST_P(RowMathTest, ExpStaysWithinItsStatedError) {
   std::printf("exp: %.4f ulp f32, %.4f ulp f64\n", f32, f64);
 }
 
+TEST_P(RowMathTest, Exp2ToOneStaysWithinItsStatedError) {
+  // Of other numbers than those it is for, 0 is asked.
+  const auto is_meant = [](double t) { return t <= 0 && t >= -125.875; };
+  const double f32 = largest_error_f32(
+      [](const float* from, int64_t n, float* to) { HWY_DYNAMIC_DISPATCH(exp2_f32)(from, n, to); },
+      [&](float t) { return is_meant(t) ? std::exp2(double{t}) : NAN; });
+  EXPECT_LT(f32, 0.85);
+  std::mt19937_64 random(4);
+  std::uniform_real_distribution<double> wide(-1021.75, 0), narrow(-1, 0);
+  std::vector<double> x{0.0, -0.0, -0.5, -1, -1021.75, -1e-300};
+  for (int i = 0; i < 300000; ++i) x.push_back(wide(random)), x.push_back(narrow(random));
+  const double f64 =
+      largest_error_f64(HWY_DYNAMIC_DISPATCH(exp2_f64), [](double v) { return exp2l(v); }, x);
+  EXPECT_LT(f64, 0.9);
+  std::printf("exp2: %.4f ulp f32, %.4f ulp f64\n", f32, f64);
+
+  const std::vector<float> special{0, -0.0f, NAN, -kInfinity, -125.9f, -1e30f};
+  std::vector<float> y(special.size());
+  HWY_DYNAMIC_DISPATCH(exp2_f32)(special.data(), static_cast<int64_t>(y.size()), y.data());
+  EXPECT_EQ(y[0], 1);
+  EXPECT_EQ(y[1], 1);
+  EXPECT_TRUE(std::isnan(y[2]));
+  for (size_t i = 3; i < y.size(); ++i) EXPECT_EQ(y[i], 0);
+}
+
 TEST_P(RowMathTest, LogStaysWithinItsStatedError) {
   const double f32 =
       largest_error_f32(HWY_DYNAMIC_DISPATCH(log_f32), [](float x) { return std::log(double{x}); });
@@ -239,9 +281,28 @@ TEST(RowMath, ExpAndLogHaveTheSameBitsOnEverySet) {
     positive.push_back(std::exp(x.back()));
   }
   expect_same_bits_on_every_set(x, [](auto... a) { HWY_DYNAMIC_DISPATCH(exp_f32)(a...); });
+  expect_same_bits_on_every_set(x, [](auto... a) { HWY_DYNAMIC_DISPATCH(exp2_f32)(a...); });
+  expect_same_bits_on_every_set(x64, [](auto... a) { HWY_DYNAMIC_DISPATCH(exp2_f64)(a...); });
   expect_same_bits_on_every_set(x64, [](auto... a) { HWY_DYNAMIC_DISPATCH(exp_f64)(a...); });
   expect_same_bits_on_every_set(positive, [](auto... a) { HWY_DYNAMIC_DISPATCH(log_f32)(a...); });
   expect_same_bits_on_every_set(positive64, [](auto... a) { HWY_DYNAMIC_DISPATCH(log_f64)(a...); });
+}
+
+TEST_P(RowMathTest, LogOfNormalNumbersHasTheBitsOfLog) {
+  std::mt19937_64 random(5);
+  std::uniform_real_distribution<double> exponents(-120, 120);
+  std::vector<float> x{1, std::nextafter(1.0f, 0.0f), 0.5f};
+  for (int i = 0; i < 10000; ++i) x.push_back(static_cast<float>(std::exp2(exponents(random))));
+  const std::vector<double> x64(x.begin(), x.end());
+  const auto n = static_cast<int64_t>(x.size());
+  std::vector<float> y(x.size()), z(x.size());
+  HWY_DYNAMIC_DISPATCH(log_f32)(x.data(), n, y.data());
+  HWY_DYNAMIC_DISPATCH(log_normal_f32)(x.data(), n, z.data());
+  EXPECT_EQ(y, z);
+  std::vector<double> y64(x.size()), z64(x.size());
+  HWY_DYNAMIC_DISPATCH(log_f64)(x64.data(), n, y64.data());
+  HWY_DYNAMIC_DISPATCH(log_normal_f64)(x64.data(), n, z64.data());
+  EXPECT_EQ(y64, z64);
 }
 
 // The order that the header promises.
