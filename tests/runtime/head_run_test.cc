@@ -269,6 +269,28 @@ TEST(HeadRun, NaNInACountedRowSurfaces) {
   }
 }
 
+TEST(HeadRun, NaNInEitherRowOfADistillationSurfaces) {
+  Rng rng(test_seed() + 14);
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    for (const Divergence divergence : {Divergence::kCrossEntropy, Divergence::kForwardKl,
+                                        Divergence::kReverseKl, Divergence::kJensenShannon}) {
+      for (const bool in_teacher : {false, true}) {
+        RandomHead head = random_head(rng, 2, 0, 2060);
+        head.config.terms = {
+            {.name = "kd", .kind = LossKind::kDistillation, .divergence = divergence}};
+        auto& row = in_teacher ? head.inputs.teachers[0].logits : head.inputs.logits;
+        row[17] = kNaN;
+        const PlanOutcome outcome = run_plan(case_of(head, dtype));
+        ASSERT_TRUE(outcome.status.ok());
+        EXPECT_TRUE(std::isnan(outcome.result.total));
+        const std::vector<double>& g = outcome.result.d_logits;
+        for (size_t j = 0; j < 2060; ++j) ASSERT_TRUE(std::isnan(g[j])) << j;
+        for (size_t j = 2060; j < g.size(); ++j) ASSERT_TRUE(std::isfinite(g[j])) << j;
+      }
+    }
+  }
+}
+
 TEST(HeadRun, IdenticalTeacherIsExactlyZero) {
   Rng rng(test_seed() + 5);
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
