@@ -38,12 +38,11 @@ if [ "${1:-}" = --sanitize ]; then
   done
 fi
 
-# The Python tests, with a wheel built where its packages are (this machine may have none):
-# pip wheel . --no-deps -w build-gpu && unzip -o build-gpu/ullage-*.whl -d build-gpu/wheel
-if [ -f build-gpu/wheel/ullage/lib/libullage.so ] && python3 -c 'import torch, numpy, pytest' 2>/dev/null; then
-  PYTHONPATH=build-gpu/wheel python3 -m pytest -q -p no:cacheprovider tests/python/test_cuda.py || failed=1
-else
-  echo "SKIPPED: the Python tests: no wheel in build-gpu/wheel, or no PyTorch"
+# The Python tests, and the peers' own tests against ours where LIGER and CCE name their checkouts.
+if tools/gpu_wheel.sh; then
+  export PYTHONPATH=$PWD/build-gpu/wheel
+  python3 -m pytest -q -rs -p no:cacheprovider tests/python/test_cuda.py || failed=1
+  python3 tests/python/peers/run.py || failed=1
 fi
 rm -rf "$logs"
 exit $failed

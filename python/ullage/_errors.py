@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class UllageError(ValueError):
     """A refusal of the library: `code` and `name` are those of the status ledger."""
@@ -12,7 +14,7 @@ class UllageError(ValueError):
         self.name = name
         self.message = message
 
-    def __reduce__(self):  # BaseException pickles its message alone
+    def __reduce__(self) -> tuple[Any, ...]:  # BaseException pickles its message alone
         return type(self), (self.code, self.name, self.message)
 
 
@@ -25,5 +27,5 @@ class ExecuteError(ValueError):
         self.message = message
         self.expected = expected
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.kind, self.message, self.expected)

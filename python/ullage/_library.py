@@ -7,6 +7,7 @@ import functools
 import os
 import pathlib
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
+from typing import Any
 
 from ullage._errors import UllageError
 
@@ -134,11 +135,13 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def version() -> str:
-    return library().ullage_version().decode()
+    text: bytes = library().ullage_version()
+    return text.decode()
 
 
 def status_name(code: int) -> str:
-    return library().ullage_status_name(code).decode()
+    text: bytes = library().ullage_status_name(code)
+    return text.decode()
 
 
 def taken(text: c_void_p) -> str:
@@ -151,7 +154,7 @@ def taken(text: c_void_p) -> str:
         library().ullage_string_free(text)
 
 
-def call(name: str, *arguments) -> None:
+def call(name: str, *arguments: Any) -> None:
     """Calls a function whose last parameter is the message, and raises its refusal."""
     message = c_void_p()
     code = getattr(library(), name)(*arguments, byref(message))

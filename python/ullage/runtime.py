@@ -27,7 +27,7 @@ class Runtime:
         text = _library.taken(out)
         if not text:
             raise MemoryError("ullage_execute had no memory for its answer")
-        answer = json.loads(text)
+        answer: dict[str, Any] = json.loads(text)
         if status != 0:
             error = answer["error"]
             raise ExecuteError(error["kind"], error["message"], error.get("expected", ""))
@@ -36,7 +36,8 @@ class Runtime:
     @property
     def functions(self) -> dict[str, Any]:
         """The table of functions and constants: names, argument types, defaults, results, documentation."""
-        return json.loads(_library.library().ullage_functions_json())
+        table: dict[str, Any] = json.loads(_library.library().ullage_functions_json())
+        return table
 
     def status_name(self, code: int) -> str:
         return _library.status_name(code)

@@ -109,4 +109,5 @@ def _asked(name: str, *arguments: bytes) -> dict[str, Any]:
     text = _library.taken(out)
     if code % 20 != 0:
         raise UllageError(code, _library.status_name(code), text)
-    return json.loads(text)
+    answer: dict[str, Any] = json.loads(text)
+    return answer

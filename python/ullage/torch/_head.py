@@ -52,10 +52,11 @@ def to_text(losses: Any, teachers: Any = (), logits_scale: float = 1.0, softcap:
         document["logits_scale"] = logits_scale
     if softcap != 0.0:
         document["softcap"] = softcap
-    return _dumped(_specialized(document))
+    text: str = _dumped(_specialized(document))
+    return text
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _dumped(document: Any) -> str:
     return json.dumps(document)
 
@@ -175,7 +176,7 @@ def run_head(
     def shaped(name: str, differentiable: bool) -> Tensor | None:
         if not rows & ROWS[name]:
             return None
-        value = getattr(values, name).view(shape)
+        value: Tensor = getattr(values, name).view(shape)
         return value if differentiable else value.detach()
 
     return HeadLoss(
@@ -224,7 +225,7 @@ def head_loss(
     n_segments: int = 0,
     budget_bytes: int | None = None,
     returns: Sequence[str] = (),
-    **inputs: Tensor | None,
+    **inputs: Any,
 ) -> HeadLoss:
     """Any mix of losses, in one pass: {"losses": [{"kind": "cross_entropy"}, {"kind": "z_loss", "weight": 1e-4}]}.
 

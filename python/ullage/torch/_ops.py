@@ -9,13 +9,13 @@ main_grad), the backward runs the head a second time with the upstream gradient 
 from __future__ import annotations
 
 import json
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from ullage.torch import _run
-from ullage.torch._run import D_ADAPTER, D_BIAS, D_INPUT, D_WEIGHT, Gradients, HeadTensors, Values
+from ullage.torch._run import D_ADAPTER, D_BIAS, D_INPUT, D_WEIGHT, HeadTensors, Values
 
 N_TENSORS = len(HeadTensors._fields)
 
@@ -67,7 +67,7 @@ def head(
 
 
 @head.register_fake
-def _(*args):
+def _(*args: Any) -> tuple[Tensor, ...]:
     tensors, config, gradients, rows = HeadTensors(*args[:N_TENSORS]), args[-4], args[-2], args[-1]
     values = _run.empty_values(tensors, config, rows)
     out = _run.empty_gradients(tensors, gradients, scaled_later=tensors.input.device.type == "cpu")
@@ -112,11 +112,11 @@ def head_backward(
         out=out,
         upstream_rows=upstream_rows,
     )
-    return tuple(out)
+    return out.input, out.weight, out.bias, out.adapter_a, out.adapter_b
 
 
 @head_backward.register_fake
-def _(*args):
+def _(*args: Any) -> tuple[Tensor, ...]:
     return tuple(_run.empty_gradients(HeadTensors(*args[:N_TENSORS]), args[-1]))
 
 
@@ -166,7 +166,7 @@ def head_backward_into(
 
 
 @head_backward_into.register_fake
-def _(main_grad, *args):
+def _(main_grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     out = _run.empty_gradients(HeadTensors(*args[:N_TENSORS]), args[-1] & ~D_WEIGHT, weight_dtype=torch.float32)
     return out.input, out.bias, out.adapter_a, out.adapter_b
 
@@ -178,11 +178,11 @@ def scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @scaled.register_fake
-def _(gradient, factor, dtype):
+def _(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(gradient, dtype=dtype)
 
 
-def _setup_context(ctx, inputs, output):
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     tensors = HeadTensors(*inputs[:N_TENSORS])
     main_grad, n_segments, config, budget_bytes, gradients, _rows = inputs[N_TENSORS:]
@@ -199,7 +199,7 @@ def _setup_context(ctx, inputs, output):
         ctx.save_for_backward(*tensors[:-1], *tensors.teachers)
 
 
-def _backward(ctx, *grads):
+def _backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     of_values, of_gradients = Values(*grads[: len(Values._fields)]), grads[len(Values._fields) :]
     if any(g is not None for g in of_gradients):
         raise RuntimeError("ullage: the losses at the head are differentiable once; a second derivative was asked for")
@@ -211,11 +211,13 @@ def _backward(ctx, *grads):
     return (*found, *rest, [None] * ctx.n_teachers, *(None,) * 6)
 
 
-def _scale_saved(ctx, of_values: Values) -> list[Tensor | None]:
+def _scale_saved(ctx: Any, of_values: Values) -> list[Tensor | None]:
     if any(getattr(of_values, name) is not None for name in ("token_loss", "log_prob", "entropy")):
         raise RuntimeError("ullage::head: gradients were computed for the total; those of rows need gradients=0")
     if ctx.computed is None:
-        raise RuntimeError("ullage: a second backward through the losses at the head; keep the graph (retain_graph=True)")
+        raise RuntimeError(
+            "ullage: a second backward through the losses at the head; keep the graph (retain_graph=True)"
+        )
     computed, factor = ctx.computed, of_values.total
     if type(computed[0]) is not Tensor:  # traced by a compiler, who fuses this and reuses the memory himself
         times = _times
@@ -240,10 +242,10 @@ def _scaled_in_place(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Te
     return _run.scale(gradient, factor, gradient).to(dtype)
 
 
-def _run_again(ctx, of_values: Values) -> list[Tensor | None]:
+def _run_again(ctx: Any, of_values: Values) -> list[Tensor | None]:
     n_segments, config, budget_bytes = ctx.arguments
-    saved = ctx.saved_tensors
-    tensors = HeadTensors(*saved[: N_TENSORS - 1], list(saved[N_TENSORS - 1 :]))
+    saved: list[Any] = list(ctx.saved_tensors)
+    tensors = HeadTensors(*[*saved[: N_TENSORS - 1], saved[N_TENSORS - 1 :]])
     needs = ctx.needs_input_grad
     gradients = D_INPUT * needs[0] | D_WEIGHT * needs[1] | D_BIAS * needs[2] | D_ADAPTER * (needs[3] or needs[4])
     n_tok = tensors.input.shape[0]
@@ -277,12 +279,13 @@ def _run_again(ctx, of_values: Values) -> list[Tensor | None]:
     ]
 
 
-def _grad_in_main(weight: Tensor) -> Tensor | None:
+def _grad_in_main(weight: Any) -> Tensor | None:
     """Megatron's convention: a flag says that main_grad has it, and a gradient nobody reads still fires the hooks."""
     if not hasattr(weight, "grad_added_to_main_grad"):
         return None
     weight.grad_added_to_main_grad = True
-    return weight.new_zeros(()).expand_as(weight)
+    unread: Tensor = weight.new_zeros(()).expand_as(weight)
+    return unread
 
 
 def undivided(config: str) -> str:
@@ -297,7 +300,7 @@ def undivided(config: str) -> str:
     return json.dumps(document)
 
 
-def _one_loss(config: str, **loss) -> dict:
+def _one_loss(config: str, **loss: Any) -> dict[str, Any]:
     return {**_run.parsed(config), "losses": [{"weight": -1, "divisor": 1, **loss}], "teachers": []}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -69,8 +69,9 @@ class Values(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def parsed(config: str) -> dict:
-    return json.loads(config)
+def parsed(config: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(config)
+    return document
 
 
 def row_dtype(tensors: HeadTensors) -> torch.dtype:
@@ -124,7 +125,7 @@ def empty_gradients(
 
 @functools.lru_cache(maxsize=16)
 def _plan(request: str, device_index: int | None) -> HeadPlan:
-    """Kept few: a plan for the CPU owns its threads. device_index: plans are the current device's, and two may differ."""
+    """Kept few: a plan for the CPU owns its threads. A plan is the current device's, and two may differ."""
     return make_plan(json.loads(request))
 
 
@@ -136,19 +137,15 @@ def plan_of(
     rest = list(tensors.teachers)
     teachers = []
     for teacher in document.get("teachers", ()):
-        kind = teacher["kind"]
-        first, second = rest.pop(0), None if kind == "logits" else rest.pop(0)
-        if kind == "logits":
-            facts = {"vocab": first.shape[1], "dtype": NAMES[first.dtype]}
-        elif kind == "hidden":
-            facts = {
-                "vocab": second.shape[0],
-                "d_model": second.shape[1],
-                "dtype": NAMES[first.dtype],
-                "weight_dtype": NAMES[second.dtype],
-            }
-        else:
-            facts = {"k": first.shape[-1]}
+        first = rest.pop(0)
+        if teacher["kind"] == "top_k":
+            rest.pop(0)
+            teachers.append({**teacher, "k": first.shape[-1]})
+            continue
+        facts = {"vocab": first.shape[1], "dtype": NAMES[first.dtype]}
+        if teacher["kind"] == "hidden":
+            second = rest.pop(0)
+            facts |= {"vocab": second.shape[0], "d_model": second.shape[1], "weight_dtype": NAMES[second.dtype]}
         teachers.append({**teacher, **facts})
     if teachers:
         document["teachers"] = teachers
@@ -160,12 +157,13 @@ def plan_of(
     hidden = weight is not None
     wanted = {
         "input_dtype": NAMES[x.dtype],
-        "weight_dtype": NAMES[weight.dtype] if hidden else NAMES[x.dtype],
+        "weight_dtype": NAMES[(x if weight is None else weight).dtype],
         "d_hidden" if hidden else "d_logits": bool(gradients & D_INPUT),
         "d_weight": bool(gradients & D_WEIGHT),
         "d_bias": bool(gradients & D_BIAS),
         "d_adapter": bool(gradients & D_ADAPTER),
-        "entropy": bool(rows & ENTROPY),
+        # On CUDA one of the fused heads finds neither an entropy nor an arg-max, and only of the first a plan is told.
+        "entropy": bool(rows & (ENTROPY | (ARGMAX if x.is_cuda else 0))),
         "policy_metrics": bool(rows & METRICS),
         "grad_dtype": NAMES[out.input.dtype if gradients & D_INPUT else x.dtype],
         "d_weight_dtype": "f32",
@@ -176,14 +174,12 @@ def plan_of(
     request = {
         "n_tok": x.shape[0],
         "d_model": x.shape[1] if hidden else 0,
-        "vocab": weight.shape[0] if hidden else x.shape[1],
+        "vocab": x.shape[1] if weight is None else weight.shape[0],
         "config": document,
         "request": wanted,
-        "limits": {"budget_bytes": budget_bytes},
+        "limits": {"budget_bytes": budget_bytes, "n_threads": 0 if x.is_cuda else torch.get_num_threads()},
         "device": x.device.type,
     }
-    if x.device.type == "cpu":
-        request["limits"]["n_threads"] = torch.get_num_threads()
     return _plan(json.dumps(request), x.device.index)
 
 
@@ -207,7 +203,7 @@ def run(
             plan = plan_of(tensors, config, budget_bytes=budget_bytes, gradients=gradients, rows=rows, out=out)
     else:
         plan = plan_of(tensors, config, budget_bytes=budget_bytes, gradients=gradients, rows=rows, out=out)
-    alive: list = []
+    alive: list[torch.Tensor] = []
     given = c.Inputs(struct_size=ctypes.sizeof(c.Inputs), n_segments=n_segments, upstream=1.0)
     _put(given, "logits" if weight is None else "hidden", x, alive)
     for name in HeadTensors._fields[1:-1]:
@@ -255,7 +251,7 @@ def run(
         c.call("ullage_head_plan_run", *arguments, None)
 
 
-def _put(struct, name: str, tensor: torch.Tensor | None, alive: list) -> None:
+def _put(struct: Any, name: str, tensor: torch.Tensor | None, alive: list[torch.Tensor]) -> None:
     """Sets a view of the tensor, of a copy where the struct's view cannot say its layout."""
     if tensor is None:
         return

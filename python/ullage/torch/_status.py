@@ -3,6 +3,7 @@ it is kept, on the device, until someone asks."""
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 
 import torch
@@ -24,9 +25,26 @@ def watch(plan: HeadPlan, workspace: torch.Tensor, stream: int) -> None:
         if len(_found) == _KEPT:
             _found.popitem(last=False)
         n_words = c.library().ullage_head_plan_status_bytes(plan._handle.pointer) // 8
-        _found[key] = plan, torch.full((n_words,), -1, dtype=torch.int64, device=workspace.device)
+        _found[key] = plan, _outside_of_graphs(n_words, workspace.device).fill_(-1)
     word = _found[key][1][:1]
     torch.maximum(word, workspace[:8].view(torch.int64), out=word)
+
+
+def _outside_of_graphs(n_words: int, device: torch.device) -> torch.Tensor:
+    """Memory that no CUDA graph's pool owns: a pool is its thread's. (A capture owns what its stream allocates.)"""
+    stream, made = torch.cuda.current_stream(device), []
+
+    def make() -> None:
+        with torch.cuda.stream(stream):
+            made.append(torch.empty(n_words, dtype=torch.int64, device=device))
+
+    if torch.cuda.is_current_stream_capturing():
+        make()
+    else:
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+    return made[0]
 
 
 def check() -> None:

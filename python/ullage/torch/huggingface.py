@@ -46,7 +46,7 @@ def unpatch(model: nn.Module) -> nn.Module:
     return model
 
 
-def _head_of(model: nn.Module) -> nn.Linear:
+def _head_of(model: Any) -> nn.Linear:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if type(head) is not nn.Linear:
         raise TypeError(
@@ -56,8 +56,8 @@ def _head_of(model: nn.Module) -> nn.Linear:
     return head
 
 
-def _decoder_of(model: nn.Module) -> nn.Module:
-    decoder = model.base_model
+def _decoder_of(model: Any) -> nn.Module:
+    decoder: nn.Module = model.base_model
     if decoder is model:
         raise TypeError(f"{type(model).__name__} has no base_model; accepted: a decoder under a causal language model")
     return decoder
@@ -83,7 +83,7 @@ def _forward_with_loss(
     as_tuple = kwargs.pop("return_dict", None) is False
     out = _decoder_of(model)(**kwargs, return_dict=True)
     hidden = out.last_hidden_state
-    targets = labels if shifted is None else shifted
+    targets: Any = labels if shifted is None else shifted
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
     # Granite and Cohere scale, Gemma caps, and no family does both: the order does not matter here.
