@@ -3,7 +3,10 @@
 // to 4096. Errors are relative Frobenius norms against a float32 reference, beside those of the
 // eager way (bf16 logits, bf16 logit gradient) on the same numbers.
 //
-//   bench_linear_head [--json FILE] [--quick]
+//   bench_linear_head [--json FILE] [--quick] [--kernel NAME]
+//
+// With the chunked products by name: also distillation from a teacher's hidden states over plain
+// cross-entropy, and f32 over its own three products.
 //
 // CUDA events, 2 warm-ups, the median of 9; the two sides take turns, so that both meet the same
 // clocks.
@@ -20,6 +23,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -29,6 +33,8 @@ namespace ullage::bench {
 namespace {
 
 using namespace ullage::lossk;
+
+std::string_view forced_kernel;  // empty: chosen
 
 void must(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -272,8 +278,8 @@ struct Job {
 
   Job(Head& head, const HeadConfig& config, const Request& request, int64_t budget)
       : plan([&] {
-          auto made =
-              plan_cuda_linear({head.n, head.d, head.v}, config, request, {.budget_bytes = budget});
+          auto made = plan_cuda_linear({head.n, head.d, head.v}, config, request,
+                                       {.budget_bytes = budget, .kernel = forced_kernel});
           must(made.status(), "plan");
           return *made;
         }()),
@@ -370,11 +376,62 @@ void measure_errors(Products& products, Head& head, Job& job, Errors& ours, Erro
            std::abs(mean() - true_loss) / true_loss};
 }
 
+// Distillation from a teacher of the student's own width, over plain cross-entropy.
+double distillation_over_ce(Head& head, Job& ce, const Request& request) {
+  Head teacher{head.n, head.d, head.v};
+  fill_normal<<<1024, 256>>>(teacher.hidden.get(), head.n * head.d, 1, 5);
+  fill_normal<<<1024, 256>>>(teacher.weight.get(), head.v * head.d,
+                             1 / std::sqrt(static_cast<float>(head.d)), 555555);
+  HeadConfig config;
+  config.terms = {{.name = "distillation",
+                   .kind = LossKind::kDistillation,
+                   .divergence = Divergence::kForwardKl}};
+  config.teachers = {{.kind = TeacherKind::kHidden,
+                      .vocab = head.v,
+                      .d_model = head.d,
+                      .dtype = DType::kBF16,
+                      .weight_dtype = DType::kBF16}};
+  Job job(head, config, request, 0);
+  job.inputs.teachers = {{.hidden = {teacher.hidden.get(), DType::kBF16, head.n, head.d, head.d},
+                          .weight = {teacher.weight.get(), DType::kBF16, head.v, head.d, head.d}}};
+  const std::vector<double> ms = medians({[&] { job.run(); }, [&] { ce.run(); }});
+  return ms[0] / ms[1];
+}
+
+// Cross-entropy in f32 over the three products in f32.
+double f32_over_products(Products& products, Head& head, double& ms_of_ours) {
+  const int64_t n = head.n, d = head.d, v = head.v;
+  Buffer<float> x(n * d), w(v * d), logits(n * v), d_hidden(n * d);
+  widen<<<1024, 256>>>(head.hidden.get(), x.get(), n * d);
+  widen<<<1024, 256>>>(head.weight.get(), w.get(), v * d);
+  const Request request = {.d_hidden = true, .d_weight = true};
+  HeadConfig config;
+  config.terms = {{.name = "cross_entropy"}};
+  Job job(head, config, request, 0);
+  job.inputs.hidden = {x.get(), DType::kF32, n, d, d};
+  job.inputs.weight = {w.get(), DType::kF32, v, d, d};
+  job.outputs.d_hidden = {d_hidden.get(), DType::kF32, n, d, d};
+  const std::vector<double> ms = medians(
+      {[&] { job.run(); },
+       [&] {
+         const auto f32 = CUDA_R_32F;
+         products.run(n, v, d, x.get(), d, false, w.get(), d, true, logits.get(), v, f32, f32, 0);
+         products.run(n, d, v, logits.get(), v, false, w.get(), d, false, d_hidden.get(), d, f32,
+                      f32, 0);
+         products.run(v, d, n, logits.get(), v, true, x.get(), d, false, head.d_weight.get(), d,
+                      f32, f32, 1);
+       }});
+  job.check();
+  ms_of_ours = ms[0];
+  return ms[0] / ms[1];
+}
+
 int main_of(int argc, char** argv) {
   const char* json = nullptr;
   bool quick = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--quick") == 0) quick = true;
+    if (std::strcmp(argv[i], "--kernel") == 0 && i + 1 < argc) forced_kernel = argv[++i];
     if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) json = argv[++i];
   }
   cudaDeviceProp device;
@@ -458,6 +515,34 @@ int main_of(int argc, char** argv) {
           eager.loss);
       records += record;
     }
+  }
+  if (forced_kernel == "linear_head_sm80_chunked_products") {
+    const Request train = {.input_dtype = DType::kBF16,
+                           .weight_dtype = DType::kBF16,
+                           .grad_dtype = DType::kBF16,
+                           .d_weight_dtype = DType::kF32,
+                           .d_hidden = true,
+                           .d_weight = true};
+    Head head{4096, 4096, 128256}, small{1024, 1024, 50304};
+    head.fill(false);
+    small.fill(false);
+    HeadConfig config;
+    config.terms = {{.name = "cross_entropy"}};
+    Job ce(head, config, train, 0);
+    const double distillation = distillation_over_ce(head, ce, train);
+    double f32_ms = 0;
+    const double f32 = f32_over_products(products, small, f32_ms);
+    std::printf(
+        "distillation from hidden over ce, 4096 x 4096 x 128256: %.3f\n"
+        "f32 over its three products, 1024 x 1024 x 50304: %.3f (%.3f ms)\n",
+        distillation, f32, f32_ms);
+    char record[256];
+    std::snprintf(record, sizeof record,
+                  ",\n    {\"n_tok\": 4096, \"d_model\": 4096, \"vocab\": 128256, "
+                  "\"distillation_over_ce\": %.4f},\n    {\"n_tok\": 1024, \"d_model\": 1024, "
+                  "\"vocab\": 50304, \"dtype\": \"f32\", \"ours_ms\": %.4f, \"ratio\": %.4f}",
+                  distillation, f32_ms, f32);
+    records += record;
   }
   if (json != nullptr) {
     FILE* file = std::fopen(json, "w");

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -26,6 +27,7 @@ constexpr const char* kLibrary = ULLAGE_LIBRARY_OF(CUBLAS_VER_MAJOR);
 #define ULLAGE_CUBLASLT_FUNCTIONS(X)       \
   X(cublasLtCreate)                        \
   X(cublasLtMatmul)                        \
+  X(cublasLtMatmulAlgoCheck)               \
   X(cublasLtMatmulAlgoGetHeuristic)        \
   X(cublasLtMatmulAlgoConfigGetAttribute)  \
   X(cublasLtMatmulDescInit_internal)       \
@@ -123,6 +125,18 @@ bool splits_k(const cublasLtMatmulAlgo_t& algorithm) {
   return status != CUBLAS_STATUS_SUCCESS || parts > 1;
 }
 
+bool takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm,
+           const ProductShape& shape) {
+  Problem problem;
+  if (!problem.make(shape).ok()) return false;
+  cublasLtMatmulHeuristicResult_t result = {};
+  const cublasStatus_t status =
+      functions().cublasLtMatmulAlgoCheck(handle, &problem.operation, &problem.b, &problem.a,
+                                          &problem.c, &problem.c, &algorithm, &result);
+  // What workspace it would like does not matter: the heuristic knows that there is none.
+  return status == CUBLAS_STATUS_SUCCESS;
+}
+
 }  // namespace
 
 Result<const Cublas*> Cublas::of_current_device(int& device) {
@@ -145,10 +159,11 @@ Result<const Cublas*> Cublas::of_current_device(int& device) {
   return &made;
 }
 
-Result<ProductAlgorithm> Cublas::choose(const ProductShape& shape) const {
+Result<ProductAlgorithm> Cublas::choose(std::span<const ProductShape> shapes) const {
   const Functions& f = functions();
+  const auto handle = static_cast<cublasLtHandle_t>(handle_);
   Problem problem;
-  if (Status status = problem.make(shape); !status.ok()) return status;
+  if (Status status = problem.make(shapes[0]); !status.ok()) return status;
   cublasLtMatmulPreferenceOpaque_t preference;
   cublasStatus_t status = f.cublasLtMatmulPreferenceInit_internal(&preference, sizeof preference);
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -162,22 +177,25 @@ Result<ProductAlgorithm> Cublas::choose(const ProductShape& shape) const {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
     prefer(alignment, uint32_t{16});
   }
-  constexpr int kCandidates = 8;
+  constexpr int kCandidates = 32;
   cublasLtMatmulHeuristicResult_t found[kCandidates] = {};
   int n_found = 0;
   if (status == CUBLAS_STATUS_SUCCESS) {
-    status = f.cublasLtMatmulAlgoGetHeuristic(
-        static_cast<cublasLtHandle_t>(handle_), &problem.operation, &problem.b, &problem.a,
-        &problem.c, &problem.c, &preference, kCandidates, found, &n_found);
+    status = f.cublasLtMatmulAlgoGetHeuristic(handle, &problem.operation, &problem.b, &problem.a,
+                                              &problem.c, &problem.c, &preference, kCandidates,
+                                              found, &n_found);
   }
   for (int i = 0; i < n_found && status == CUBLAS_STATUS_SUCCESS; ++i) {
-    if (found[i].state != CUBLAS_STATUS_SUCCESS || splits_k(found[i].algo)) continue;
+    const cublasLtMatmulAlgo_t& algo = found[i].algo;
+    if (found[i].state != CUBLAS_STATUS_SUCCESS || splits_k(algo)) continue;
+    const auto fits = [&](const ProductShape& shape) { return takes(handle, algo, shape); };
+    if (!std::all_of(shapes.begin(), shapes.end(), fits)) continue;
     ProductAlgorithm algorithm;
-    std::memcpy(algorithm.words, &found[i].algo, sizeof algorithm);
+    std::memcpy(algorithm.words, &algo, sizeof algorithm);
     return algorithm;
   }
   return Status(kCudaUnsupportedDevice, "cuBLASLt has no algorithm for a product of " +
-                                            describe_product(shape) + ": cuBLAS status " +
+                                            describe_product(shapes[0]) + ": cuBLAS status " +
                                             describe(status));
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "ullage/dtype.h"
 #include "ullage/status.h"
@@ -33,10 +34,10 @@ class Cublas {
   // Loads the library and makes a handle for the current device on the first call. Errors: 621.
   static Result<const Cublas*> of_current_device(int& device);
 
-  // The heuristic's first algorithm that needs no workspace and does not split k: every element is
-  // one sum, whatever m is. The answer depends on the shape, the device and the library's version.
-  // Errors: 622.
-  Result<ProductAlgorithm> choose(const ProductShape& shape) const;
+  // The heuristic's first algorithm for shapes[0] that needs no workspace, does not split k (every
+  // element is one sum, whatever m is) and takes the other shapes too. The answer depends on the
+  // shapes, the device and the library's version. Errors: 622.
+  Result<ProductAlgorithm> choose(std::span<const ProductShape> shapes) const;
 
   // One kernel on the stream. `shape` may have other m, n, k than the algorithm was chosen for.
   Status multiply(const ProductShape& shape, const ProductAlgorithm& algorithm, float alpha,

@@ -64,10 +64,11 @@ Weight adapted(const HeadConfig& config, const HeadInputs& in) {
 // size of the other, and by gamma times all it adds up.
 void product_bounds(const HeadConfig& config, const HeadInputs& in, const HeadResult& expected,
                     const Weight& weight, const std::vector<bool>& read, const Rounding& r,
-                    HeadErrorBounds& bounds) {
+                    double stored, HeadErrorBounds& bounds) {
   const auto [n_tok, d_model, vocab] = in.shape;
   const int64_t rank = config.options.adapter_rank;
-  const double over_vocab = r.gamma(static_cast<double>(vocab + rank + 8));
+  const double between = rank > 0 ? stored : 0;  // of the adapter's rows
+  const double over_vocab = r.gamma(static_cast<double>(vocab + rank + 8)) + between;
   const double over_rows = r.gamma(static_cast<double>(n_tok + 8));
   bounds.d_hidden.assign(n_tok * d_model, 0);
   bounds.d_weight.assign(vocab * d_model, 0);
@@ -90,7 +91,7 @@ void product_bounds(const HeadConfig& config, const HeadInputs& in, const HeadRe
   bounds.d_adapter_b.assign(vocab * rank, 0);
   if (rank == 0) return;
   const double scale = std::abs(config.options.adapter_scale);
-  const double over_all = r.gamma(static_cast<double>(n_tok + vocab + d_model + 8));
+  const double over_all = r.gamma(static_cast<double>(n_tok + vocab + d_model + 8)) + between;
   for (int64_t i = 0; i < n_tok; ++i) {
     if (!read[i]) continue;
     for (int64_t j = 0; j < vocab; ++j) {
@@ -110,6 +111,11 @@ void product_bounds(const HeadConfig& config, const HeadInputs& in, const HeadRe
   }
 }
 
+// Of a type narrower than the sums', else 0.
+double unit_of(DType stored) {
+  return stored == DType::kBF16 ? 0x1p-8 : stored == DType::kF16 ? 0x1p-11 : 0;
+}
+
 }  // namespace
 
 double rounding_error(DType dtype, double value) {
@@ -123,7 +129,8 @@ double rounding_error(DType dtype, double value) {
 }
 
 HeadErrorBounds head_error_bounds(const HeadConfig& config, const HeadInputs& in,
-                                  const HeadResult& expected, DType accumulate) {
+                                  const HeadResult& expected, DType accumulate, DType stored) {
+  const double unit = unit_of(stored);
   const Rounding r{accumulate == DType::kF64 ? 0x1p-53 : 0x1p-24};
   const auto [n_tok, d_model, vocab] = in.shape;
   const lossk::HeadOptions& options = config.options;
@@ -149,6 +156,12 @@ HeadErrorBounds head_error_bounds(const HeadConfig& config, const HeadInputs& in
         product(sizes(in.hidden), weight.size, n_tok, vocab, d_model, read);
     const double chain = static_cast<double>(d_model + options.adapter_rank + 4);
     for (int64_t i = 0; i < n_tok; ++i) delta[i] = r.gamma(chain) * largest(size, i, vocab);
+    for (int64_t i = 0; i < n_tok && unit > 0; ++i) {
+      const bool parts = options.bias || options.adapter_rank > 0;
+      double adds_up = parts ? 3 * largest(size, i, vocab) : largest(logits, i, vocab);
+      if (options.bias) adds_up += 3 * largest(in.bias, 0, vocab);
+      delta[i] += unit * (adds_up + delta[i]);
+    }
   }
   for (int64_t i = 0; i < n_tok; ++i) {
     if (!read[i]) continue;
@@ -175,7 +188,8 @@ HeadErrorBounds head_error_bounds(const HeadConfig& config, const HeadInputs& in
                                              teacher.vocab, teacher.d_model, read);
     for (int64_t i = 0; i < n_tok; ++i) {
       teacher_delta[t][i] =
-          r.gamma(static_cast<double>(teacher.d_model + 4)) * largest(size, i, teacher.vocab);
+          r.gamma(static_cast<double>(teacher.d_model + 4)) * largest(size, i, teacher.vocab) +
+          1.01 * unit * largest(teacher_logits[t], i, teacher.vocab);
     }
   }
 
@@ -255,7 +269,10 @@ HeadErrorBounds head_error_bounds(const HeadConfig& config, const HeadInputs& in
     bounds.terms.push_back(scalar);
     bounds.total += std::abs(term.weight) * (scalar + 0x1p-50 * std::abs(expected.terms[t]));
   }
-  if (d_model > 0) product_bounds(config, in, expected, weight, read, r, bounds);
+  for (size_t i = 0; i < bounds.d_logits.size() && unit > 0; ++i) {
+    bounds.d_logits[i] += unit * (std::abs(expected.d_logits[i]) + bounds.d_logits[i]);
+  }
+  if (d_model > 0) product_bounds(config, in, expected, weight, read, r, unit, bounds);
   return bounds;
 }
 

@@ -9,6 +9,11 @@
 //   q_j         relative: e^(error of ln q) - 1
 //   row loss    its slope times the error of ln q, plus gamma_V times the sum of what it adds up
 //   products    sum_j (bound of g_j) |w_j|, plus gamma times sum_j |g_j w_j|
+//
+// Where logits and their gradient are stored in a narrower type in between, of unit roundoff s:
+//   logits      s max_j |z_j| more; with a bias or an adapter, whose parts are rounded before they
+//               are added, 3 s times all that the parts add up
+//   gradient    s |g_j| more; and the rows that an adapter puts between two products s each
 #pragma once
 
 #include <vector>
@@ -26,10 +31,12 @@ struct HeadErrorBounds {
 };
 
 // `expected` is head_losses(config, inputs); the inputs are as the implementation has them, rounded
-// to their storage types. accumulate: kF64 or kF32. Ratios are away from clip bounds, where a slope
-// jumps.
+// to their storage types. accumulate: kF64 or kF32. stored: what logits and their gradient are
+// stored in between the products; kF64: in nothing narrower. Ratios are away from clip bounds,
+// where a slope jumps.
 HeadErrorBounds head_error_bounds(const lossk::HeadConfig& config, const HeadInputs& inputs,
-                                  const HeadResult& expected, DType accumulate);
+                                  const HeadResult& expected, DType accumulate,
+                                  DType stored = DType::kF64);
 
 // Half a unit in the last place of `value` in the type: what one rounding may cost.
 double rounding_error(DType dtype, double value);

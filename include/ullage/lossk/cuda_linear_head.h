@@ -23,7 +23,7 @@
 // Grades. `bitwise` for a row's loss, log-sum-exp, log-probability and d_hidden: they depend on the
 // row, the weight and the terms alone; not on the chunk, the number of rows beside, or the run.
 // (chunked products: also on the device's kind and cuBLASLt's version, which choose the products'
-// algorithm; once for the shape, at 1024 rows, without split-K.) d_weight, d_bias and the adapter's
+// algorithm; once for the shape, at 1023 rows, without split-K.) d_weight, d_bias and the adapter's
 // gradients: scaled exponentials `bitwise` over chunks; chunked products `run_to_run`, for a chunk
 // is one link of their float32 sum (d_bias: bitwise).
 #pragma once

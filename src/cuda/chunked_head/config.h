@@ -1,6 +1,7 @@
 // How the losses from hidden states are cut into chunks of rows and products: pure host arithmetic.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "cuda/cublas.h"
@@ -8,13 +9,24 @@
 
 namespace ullage::lossk::cuda {
 
-// The rows for which algorithms are chosen, whatever a run has: a row's bits then do not depend on
-// how many rows are beside it.
-inline constexpr int64_t kReferenceRows = 1024;
-
 // Chunks are whole multiples of this, so that a chunk of a 16-bit matrix of any width starts at a
 // multiple of 16 bytes.
 inline constexpr int64_t kRowUnit = 8;
+
+// The fast algorithms read whole 16-byte vectors along a contiguous dimension: what is over of an
+// odd vocabulary makes small products of its own. Nothing is padded, so nothing is read beyond the
+// caller's weight.
+inline constexpr int64_t kColumnUnit = 8;
+
+struct Columns {
+  int64_t first = 0, count = 0;
+};
+inline constexpr int kVocabParts = 2;
+// What is over first, so that where parts are added the large one rounds the sum.
+constexpr Columns vocab_part(int64_t vocab, int part) {
+  const int64_t over = vocab % kColumnUnit;
+  return part == 0 ? Columns{vocab - over, over} : Columns{0, vocab - over};
+}
 
 // Every product of a chunk. X [c][d] hidden, G [c][V] the logit gradient, W [V][d] the weight,
 // A [r][d] and B [V][r] the adapter.
@@ -77,10 +89,38 @@ constexpr bool has_product(const ChunkedLayout& layout, Product product) {
   return false;
 }
 
-// The product over `rows` rows; strides of the caller's matrices are those of dense ones.
+// Where the vocabulary is in a product C [m][n] = A [m][k] B [k][n].
+enum class VocabRole { kNone, kM, kN, kK };
+
+constexpr VocabRole vocab_role(Product product) {
+  switch (product) {
+    case Product::kAdapterLogits:
+    case Product::kLogits:
+    case Product::kTeacherLogits:
+      return VocabRole::kN;
+    case Product::kHiddenGradient:
+    case Product::kAdapterRowGradient:
+      return VocabRole::kK;
+    case Product::kWeightGradient:
+    case Product::kAdapterBGradient:
+      return VocabRole::kM;
+    default:
+      return VocabRole::kNone;
+  }
+}
+
+// Kernels that the product takes.
+constexpr int n_parts(const ChunkedLayout& layout, Product product) {
+  if (!has_product(layout, product)) return 0;
+  const bool split = layout.vocab > kColumnUnit && layout.vocab % kColumnUnit != 0;
+  return split && vocab_role(product) != VocabRole::kNone ? 2 : 1;
+}
+
+// The product over `rows` rows and `v` columns of the vocabulary; strides of the caller's matrices
+// are those of dense ones.
 constexpr ullage::cuda::ProductShape product_shape(const ChunkedLayout& layout, Product product,
-                                                   int64_t rows) {
-  const int64_t d = layout.d_model, v = layout.vocab, r = layout.rank, e = layout.teacher_d_model;
+                                                   int64_t rows, int64_t v) {
+  const int64_t d = layout.d_model, r = layout.rank, e = layout.teacher_d_model;
   const int64_t ls = layout.logits_stride, rs = layout.rank_stride;
   const DType t = layout.dtype, sum = layout.sum_dtype;
   switch (product) {
@@ -108,13 +148,16 @@ constexpr ullage::cuda::ProductShape product_shape(const ChunkedLayout& layout, 
   return {};
 }
 
-// What the algorithm is chosen for: the products of rows at kReferenceRows; those over rows, whose
-// sum a chunk is one link of, at the chunk.
-constexpr ullage::cuda::ProductShape reference_shape(const ChunkedLayout& layout, Product product) {
-  const bool over_rows = product == Product::kWeightGradient ||
-                         product == Product::kAdapterAGradient ||
-                         product == Product::kAdapterBGradient;
-  return product_shape(layout, product, over_rows ? layout.chunk : kReferenceRows);
+// The rows for which a product's algorithm is chosen, and further numbers of rows that it must
+// take. Products of rows: whatever the run has, so that the choice does not depend on it, and odd,
+// for what takes odd numbers takes even ones. Products over rows, whose sum a chunk is one link of:
+// the run's chunks.
+constexpr std::array<int64_t, 4> reference_rows(const ChunkedLayout& layout, Product product) {
+  if (product == Product::kAdapterAGradient || vocab_role(product) == VocabRole::kM) {
+    const int64_t last = layout.n_tok - (layout.n_chunks - 1) * layout.chunk;
+    return {layout.chunk, last, last, last};
+  }
+  return {1023, 1024, 7, 1};
 }
 
 }  // namespace ullage::lossk::cuda

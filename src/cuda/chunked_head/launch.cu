@@ -16,9 +16,11 @@ unsigned blocks_of(int64_t items) {
   return static_cast<unsigned>((items + kThreads - 1) / kThreads);
 }
 
+std::byte* element_of(const Operand& matrix, DType dtype, int64_t element) {
+  return static_cast<std::byte*>(matrix.data) + element * size_of(dtype);
+}
 Operand rows_from(const Operand& matrix, DType dtype, int64_t row) {
-  return {static_cast<std::byte*>(matrix.data) + row * matrix.stride * size_of(dtype),
-          matrix.stride};
+  return {element_of(matrix, dtype, row * matrix.stride), matrix.stride};
 }
 
 // Calls with a null pointer of the type.
@@ -85,15 +87,32 @@ class Chunks {
     hidden_ = rows_from(p_.hidden, layout_.dtype, first);
   }
 
-  // alpha a b (+)= into c, over the rows of the chunk.
+  // c = alpha a b, or c += it, over the rows of the chunk.
   Status multiply(Product product, float alpha, const Operand& a, const Operand& b, bool adds,
                   const Operand& c) const {
-    ProductShape shape = product_shape(layout_, product, rows_.n_rows);
-    shape.a_stride = a.stride;
-    shape.b_stride = b.stride;
-    shape.c_stride = c.stride;
-    return blas_.multiply(shape, algorithms_[static_cast<size_t>(product)], alpha, a.data, b.data,
-                          adds ? 1.0f : 0.0f, c.data, stream_);
+    const VocabRole role = vocab_role(product);
+    const bool whole = role == VocabRole::kNone;
+    for (int part = whole ? 1 : 0; part < kVocabParts; ++part) {
+      const Columns columns = vocab_part(layout_.vocab, part);
+      if (!whole && columns.count == 0) continue;
+      ProductShape shape = product_shape(layout_, product, rows_.n_rows, columns.count);
+      shape.a_stride = a.stride;
+      shape.b_stride = b.stride;
+      shape.c_stride = c.stride;
+      // Where the part begins: at a column or at a row.
+      const int64_t column = whole ? 0 : columns.first;
+      const int64_t a_at = role == VocabRole::kK || role == VocabRole::kM ? column : 0;
+      const int64_t b_at = role == VocabRole::kN || role == VocabRole::kK ? column * b.stride : 0;
+      const int64_t c_at = role == VocabRole::kN   ? column
+                           : role == VocabRole::kM ? column * c.stride
+                                                   : 0;
+      ULLAGE_RETURN_IF_REFUSED(blas_.multiply(
+          shape, algorithms_[static_cast<size_t>(product)][static_cast<size_t>(part)], alpha,
+          element_of(a, shape.in, a_at), element_of(b, shape.in, b_at), adds ? 1.0f : 0.0f,
+          element_of(c, shape.out, c_at), stream_));
+      if (role == VocabRole::kK) adds = true;
+    }
+    return kCudaOk;
   }
 
   // The student's, small parts first so that the last and largest product rounds the sum, and those
@@ -275,12 +294,19 @@ Status ChunkedAlgorithms::choose(const ChunkedLayout& layout, const Cublas*& bla
   auto at = sets_.find(device);
   if (at == sets_.end()) {
     Set chosen;
-    for (int i = 0; i < kProducts && layout.n_tok > 0; ++i) {
-      const auto product = static_cast<Product>(i);
-      if (!has_product(layout, product)) continue;
-      const auto algorithm = blas->choose(reference_shape(layout, product));
+    for (int i = 0; i < kProducts * kVocabParts && layout.n_tok > 0; ++i) {
+      const auto product = static_cast<Product>(i / kVocabParts);
+      const int part = i % kVocabParts;
+      const int64_t columns = vocab_part(layout.vocab, part).count;
+      const bool whole = vocab_role(product) == VocabRole::kNone;
+      if (!has_product(layout, product) || (whole ? part == 0 : columns == 0)) continue;
+      ProductShape shapes[4];
+      const auto rows = reference_rows(layout, product);
+      std::transform(rows.begin(), rows.end(), shapes,
+                     [&](int64_t n) { return product_shape(layout, product, n, columns); });
+      const auto algorithm = blas->choose(shapes);
       if (!algorithm) return algorithm.status();
-      chosen[static_cast<size_t>(i)] = *algorithm;
+      chosen[static_cast<size_t>(product)][static_cast<size_t>(part)] = *algorithm;
     }
     at = sets_.emplace(device, chosen).first;
   }

@@ -14,7 +14,7 @@ namespace ullage::lossk::cuda {
 // The algorithms of a plan's products on each device that it ran on.
 class ChunkedAlgorithms {
  public:
-  using Set = std::array<ullage::cuda::ProductAlgorithm, kProducts>;
+  using Set = std::array<std::array<ullage::cuda::ProductAlgorithm, kVocabParts>, kProducts>;
   // Chosen on the first call for a device. `blas` and `set`: the current device's.
   Status choose(const ChunkedLayout& layout, const ullage::cuda::Cublas*& blas, const Set*& set);
 

@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <string>
@@ -10,49 +8,17 @@
 
 #include "contract/describe.h"
 #include "contract/head_validate.h"
-#include "cuda/chunked_head/launch.h"
-#include "cuda/head_logits/check.h"
+#include "cuda/chunked_head/chunked_products.h"
 #include "cuda/head_logits/config.h"
 #include "cuda/head_logits/fill_params.h"
-#include "cuda/head_logits/open_rows.h"
-#include "cuda/linear_plan.h"
-#include "cuda/workspace_slices.h"
 
-namespace ullage::lossk {
+#define ULLAGE_RETURN_IF_REFUSED(call) \
+  if (Status status = (call); !status.ok()) return status
 
-using cuda::ChunkedLayout;
-using cuda::ChunkedParams;
-using cuda::Operand;
-using cuda::Product;
-using cuda::SummedGradient;
+namespace ullage::lossk::cuda {
 
-namespace {
-
-constexpr int64_t kDefaultBudgetBytes = int64_t{512} << 20;
-
-struct ChunkedProducts final : CudaLinearHeadPlan::State {
-  explicit ChunkedProducts(CudaHeadPlan rows_plan) : rows(std::move(rows_plan)) {}
-
-  CudaHeadPlan rows;  // over all rows, as if their logits were given
-  ChunkedLayout layout;
-  int teacher = -1;  // the one given by its hidden states
-  int n_sequence_terms = 0;
-  mutable cuda::ChunkedAlgorithms algorithms;
-
-  Status prepare() const override {
-    const ullage::cuda::Cublas* blas = nullptr;
-    const cuda::ChunkedAlgorithms::Set* set = nullptr;
-    return algorithms.choose(layout, blas, set);
-  }
-  Status run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
-             std::byte* workspace) const override;
-};
-
-bool is_rounded(DType dtype) { return dtype != DType::kF32; }
-
-// --- What is taken. ------------------------------------------------------------------------------
-
-Status check_dtype(std::string_view field, DType dtype, std::initializer_list<DType> accepted) {
+Status check_product_dtype(std::string_view field, DType dtype,
+                           std::initializer_list<DType> accepted) {
   std::string names;
   for (const DType each : accepted) {
     if (dtype == each) return kHeadOk;
@@ -63,8 +29,11 @@ Status check_dtype(std::string_view field, DType dtype, std::initializer_list<DT
                              "; accepted by chunked products: " + names};
 }
 
-#define ULLAGE_RETURN_IF_REFUSED(call) \
-  if (Status status = (call); !status.ok()) return status
+namespace {
+
+constexpr int64_t kDefaultBudgetBytes = int64_t{512} << 20;
+
+bool is_rounded(DType dtype) { return dtype != DType::kF32; }
 
 // The types that cuBLASLt multiplies; the terms are checked by the rows' own plan.
 Status check_products(const Shape& shape, const HeadConfig& config, const Request& request,
@@ -79,13 +48,16 @@ Status check_products(const Shape& shape, const HeadConfig& config, const Reques
                                         describe(INT32_MAX) + " and up to d_model"};
   }
   const DType input = request.input_dtype;
-  ULLAGE_RETURN_IF_REFUSED(check_dtype("hidden", input, {DType::kBF16, DType::kF16, DType::kF32}));
-  ULLAGE_RETURN_IF_REFUSED(check_dtype("weight", request.weight_dtype, {input}));
+  ULLAGE_RETURN_IF_REFUSED(
+      check_product_dtype("hidden", input, {DType::kBF16, DType::kF16, DType::kF32}));
+  ULLAGE_RETURN_IF_REFUSED(check_product_dtype("weight", request.weight_dtype, {input}));
   if (request.d_hidden) {
-    ULLAGE_RETURN_IF_REFUSED(check_dtype("d_hidden", request.grad_dtype, {input, DType::kF32}));
+    ULLAGE_RETURN_IF_REFUSED(
+        check_product_dtype("d_hidden", request.grad_dtype, {input, DType::kF32}));
   }
   if (request.d_weight || request.d_bias || request.d_adapter) {
-    ULLAGE_RETURN_IF_REFUSED(check_dtype("d_weight", request.d_weight_dtype, {input, DType::kF32}));
+    ULLAGE_RETURN_IF_REFUSED(
+        check_product_dtype("d_weight", request.d_weight_dtype, {input, DType::kF32}));
   }
   if (teacher < 0) return kHeadOk;
   const Teacher& given = config.teachers[static_cast<size_t>(teacher)];
@@ -94,10 +66,10 @@ Status check_products(const Shape& shape, const HeadConfig& config, const Reques
                                         "; accepted on a GPU: up to " + describe(INT32_MAX)};
   }
   ULLAGE_RETURN_IF_REFUSED(input == DType::kF32
-                               ? check_dtype("the teacher's hidden", given.dtype,
-                                             {DType::kBF16, DType::kF16, DType::kF32})
-                               : check_dtype("the teacher's hidden", given.dtype, {input}));
-  return check_dtype("the teacher's weight", given.weight_dtype, {given.dtype});
+                               ? check_product_dtype("the teacher's hidden", given.dtype,
+                                                     {DType::kBF16, DType::kF16, DType::kF32})
+                               : check_product_dtype("the teacher's hidden", given.dtype, {input}));
+  return check_product_dtype("the teacher's weight", given.weight_dtype, {given.dtype});
 }
 
 // The first term's teacher that gives hidden states, or -1. The rows take one teacher for all
@@ -159,7 +131,9 @@ bool rounds_hidden(const ChunkedProducts& state) {
   return state.layout.d_hidden && state.layout.d_hidden_dtype != state.request.grad_dtype;
 }
 
-void take_workspace(const ChunkedProducts& state, cuda::WorkspaceSlices& slices, std::byte*& rows,
+}  // namespace
+
+void take_workspace(const ChunkedProducts& state, WorkspaceSlices& slices, std::byte*& rows,
                     ChunkedParams& p) {
   const ChunkedLayout& layout = state.layout;
   const int64_t element = size_of(layout.dtype), c = layout.chunk;
@@ -188,13 +162,15 @@ void take_workspace(const ChunkedProducts& state, cuda::WorkspaceSlices& slices,
   }
 }
 
+namespace {
+
 int64_t bytes_at(ChunkedProducts& state, int64_t chunk) {
   ChunkedLayout& layout = state.layout;
   layout.chunk = chunk;
   layout.n_chunks = chunk == 0 ? 0 : (layout.n_tok + chunk - 1) / chunk;
   // A sum over one chunk is rounded once by its product.
   layout.sum_dtype = layout.n_chunks > 1 ? DType::kF32 : state.request.d_weight_dtype;
-  cuda::WorkspaceSlices slices(nullptr, nullptr);
+  WorkspaceSlices slices(nullptr, nullptr);
   std::byte* rows = nullptr;
   ChunkedParams p;
   take_workspace(state, slices, rows, p);
@@ -203,12 +179,12 @@ int64_t bytes_at(ChunkedProducts& state, int64_t chunk) {
 
 // The largest multiple of kRowUnit that fits, or 0.
 int64_t largest_chunk(ChunkedProducts& state, int64_t limit) {
-  int64_t fits = 0, too_many = (state.shape.n_tok + cuda::kRowUnit - 1) / cuda::kRowUnit;
+  int64_t fits = 0, too_many = (state.shape.n_tok + kRowUnit - 1) / kRowUnit;
   while (fits + 1 < too_many) {
     const int64_t middle = fits + (too_many - fits) / 2;
-    (bytes_at(state, middle * cuda::kRowUnit) <= limit ? fits : too_many) = middle;
+    (bytes_at(state, middle * kRowUnit) <= limit ? fits : too_many) = middle;
   }
-  return fits * cuda::kRowUnit;
+  return fits * kRowUnit;
 }
 
 // No more chunks than `largest` makes, as even as whole tiles of the products allow.
@@ -217,8 +193,8 @@ int64_t even_chunk(int64_t n_tok, int64_t largest) {
     if (largest >= tile) largest -= largest % tile;
   }
   const int64_t n_chunks = (n_tok + largest - 1) / largest;
-  const int64_t tile = largest >= 128 ? 128 : cuda::kRowUnit;
-  return std::min(largest, cuda::round_up((n_tok + n_chunks - 1) / n_chunks, tile));
+  const int64_t tile = largest >= 128 ? 128 : kRowUnit;
+  return std::min(largest, round_up((n_tok + n_chunks - 1) / n_chunks, tile));
 }
 
 Status choose_chunk(ChunkedProducts& state, const CudaLinearHeadOptions& options) {
@@ -230,15 +206,15 @@ Status choose_chunk(ChunkedProducts& state, const CudaLinearHeadOptions& options
   }
   int64_t chunk = n;
   if (options.chunk != 0) {
-    if (options.chunk < 0 || (options.chunk % cuda::kRowUnit != 0 && options.chunk < n)) {
+    if (options.chunk < 0 || (options.chunk % kRowUnit != 0 && options.chunk < n)) {
       return {kLossBadChunk, "chunk is " + describe(options.chunk) + "; accepted: a multiple of " +
-                                 describe(cuda::kRowUnit) + " rows, or n_tok or more"};
+                                 describe(kRowUnit) + " rows, or n_tok or more"};
     }
     chunk = std::min(options.chunk, n);
     if (!given) limit = std::numeric_limits<int64_t>::max();
   } else if (bytes_at(state, n) > limit) {
     const int64_t largest = largest_chunk(state, limit);
-    chunk = largest == 0 ? std::min(n, cuda::kRowUnit) : even_chunk(n, largest);
+    chunk = largest == 0 ? std::min(n, kRowUnit) : even_chunk(n, largest);
   }
   if (const int64_t bytes = bytes_at(state, chunk); bytes > limit) {
     return {kLossBadChunk, "a chunk of " + describe(chunk) + " rows needs " + describe(bytes) +
@@ -255,10 +231,10 @@ bool two_passes(const ChunkedProducts& state) {
 
 double operations_of(const ChunkedProducts& state) {
   double sum = 0;
-  for (int i = 0; i < cuda::kProducts; ++i) {
+  for (int i = 0; i < kProducts; ++i) {
     const auto product = static_cast<Product>(i);
     if (!has_product(state.layout, product)) continue;
-    const auto shape = product_shape(state.layout, product, state.shape.n_tok);
+    const auto shape = product_shape(state.layout, product, state.shape.n_tok, state.shape.vocab);
     const bool again = two_passes(state) && product <= Product::kTeacherLogits;
     sum += (again ? 4.0 : 2.0) * static_cast<double>(shape.m) * static_cast<double>(shape.n) *
            static_cast<double>(shape.k);
@@ -270,10 +246,9 @@ int launches_of(const ChunkedProducts& state) {
   const ChunkedLayout& layout = state.layout;
   int make = layout.copies_hidden() + layout.bias + 1;  // and the rows
   int add = layout.d_bias + rounds_hidden(state);
-  for (int i = 0; i < cuda::kProducts; ++i) {
+  for (int i = 0; i < kProducts; ++i) {
     const auto product = static_cast<Product>(i);
-    if (!has_product(layout, product)) continue;
-    (product <= Product::kTeacherLogits ? make : add) += 1;
+    (product <= Product::kTeacherLogits ? make : add) += n_parts(layout, product);
   }
   const auto chunks = static_cast<int>(layout.n_chunks);
   int launches = 2;  // census, scalars
@@ -288,140 +263,11 @@ int launches_of(const ChunkedProducts& state) {
   return launches;
 }
 
-// --- A run. --------------------------------------------------------------------------------------
-
-// The products read 16 bytes at a time where a dense matrix allows it.
-Status check_operand(std::string_view field, const MatrixView& view, DType dtype, int64_t rows,
-                     int64_t cols) {
-  if (!view) return {kHeadMissingInput, std::string(field) + " is not given"};
-  ULLAGE_RETURN_IF_REFUSED(cuda::check_matrix(field, view, dtype, rows, cols));
-  const int64_t size = size_of(dtype), dense = cols * size;
-  const int64_t unit = std::min<int64_t>(dense & -dense, 16);
-  const bool rows_fit = rows <= 1 || view.row_stride * size % unit == 0;
-  if (reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && rows_fit) return kHeadOk;
-  return {kHeadShapeMismatch, std::string(field) +
-                                  " does not start at a multiple of 16 bytes, or its row_stride (" +
-                                  describe(view.row_stride) + ") is not a multiple of " +
-                                  describe(unit) + " bytes, as that of a dense matrix is"};
-}
-
-Operand operand(const MatrixView& view) {
-  return {const_cast<void*>(view.data), view.rows <= 1 ? view.cols : view.row_stride};
-}
-
-Status take_operands(const ChunkedProducts& state, const Inputs& inputs, ChunkedParams& p) {
-  const auto& [n, d, v] = state.shape;
-  const HeadOptions& options = state.config.options;
-  const Request& request = state.request;
-  const auto take = [](Operand& to, std::string_view field, const MatrixView& view, DType dtype,
-                       int64_t rows, int64_t cols) {
-    Status status = check_operand(field, view, dtype, rows, cols);
-    if (status.ok()) to = operand(view);
-    return status;
-  };
-  if (n > 0) {
-    ULLAGE_RETURN_IF_REFUSED(take(p.hidden, "hidden", inputs.hidden, request.input_dtype, n, d));
-  }
-  ULLAGE_RETURN_IF_REFUSED(take(p.weight, "weight", inputs.weight, request.weight_dtype, v, d));
-  if (const int64_t rank = options.adapter_rank; rank > 0) {
-    ULLAGE_RETURN_IF_REFUSED(
-        take(p.adapter_a, "adapter_a", inputs.adapter_a, request.weight_dtype, rank, d));
-    ULLAGE_RETURN_IF_REFUSED(
-        take(p.adapter_b, "adapter_b", inputs.adapter_b, request.weight_dtype, v, rank));
-    p.adapter_scale = static_cast<float>(options.adapter_scale);
-  }
-  if (options.bias) {
-    if (!inputs.bias) return {kHeadMissingInput, "bias is not given"};
-    ULLAGE_RETURN_IF_REFUSED(check_dtype("bias", inputs.bias.dtype, {DType::kF32}));
-    if (inputs.bias.size < v) {
-      return {kLossLengthMismatch, "bias has " + describe(inputs.bias.size) +
-                                       " elements; accepted: " + describe(v) + " or more"};
-    }
-    p.bias = {static_cast<const float*>(inputs.bias.data), inputs.bias.stride};
-  }
-  if (state.teacher < 0 || n == 0) return kHeadOk;
-  const Teacher& teacher = state.config.teachers[static_cast<size_t>(state.teacher)];
-  const TeacherInputs& given = inputs.teachers[static_cast<size_t>(state.teacher)];
-  ULLAGE_RETURN_IF_REFUSED(take(p.teacher_hidden, "the teacher's hidden", given.hidden,
-                                teacher.dtype, n, teacher.d_model));
-  return take(p.teacher_weight, "the teacher's weight", given.weight, teacher.weight_dtype,
-              teacher.vocab, teacher.d_model);
-}
-
-Status take_gradients(const ChunkedProducts& state, const Outputs& outputs, ChunkedParams& p) {
-  const auto& [n, d, v] = state.shape;
-  const ChunkedLayout& layout = state.layout;
-  const DType dtype = state.request.d_weight_dtype;
-  const auto take = [&](SummedGradient& to, std::string_view field, const MatrixView& view,
-                        int64_t rows, int64_t cols) {
-    Status status = check_operand(field, view, dtype, rows, cols);
-    if (status.ok()) to = {operand(view), dtype, rows, cols, to.sum};
-    return status;
-  };
-  if (layout.d_hidden && n > 0) {
-    ULLAGE_RETURN_IF_REFUSED(
-        check_operand("d_hidden", outputs.d_hidden, state.request.grad_dtype, n, d));
-    p.d_hidden = operand(outputs.d_hidden);
-    p.d_hidden_dtype = state.request.grad_dtype;
-  }
-  if (layout.d_weight)
-    ULLAGE_RETURN_IF_REFUSED(take(p.d_weight, "d_weight", outputs.d_weight, v, d));
-  if (layout.d_adapter) {
-    ULLAGE_RETURN_IF_REFUSED(
-        take(p.d_adapter_a, "d_adapter_a", outputs.d_adapter_a, layout.rank, d));
-    ULLAGE_RETURN_IF_REFUSED(
-        take(p.d_adapter_b, "d_adapter_b", outputs.d_adapter_b, v, layout.rank));
-  }
-  if (!layout.d_bias) return kHeadOk;
-  const MutableVectorView& d_bias = outputs.d_bias;
-  if (!d_bias) return {kHeadMissingInput, "d_bias is not given"};
-  ULLAGE_RETURN_IF_REFUSED(check_dtype("d_bias", d_bias.dtype, {dtype}));
-  if (d_bias.size < v || d_bias.stride < 1) {
-    return {kLossLengthMismatch, "d_bias has " + describe(d_bias.size) + " elements, " +
-                                     describe(d_bias.stride) + " apart; accepted: " + describe(v) +
-                                     " or more, 1 or more apart"};
-  }
-  p.d_bias = {{d_bias.data, d_bias.stride}, dtype, v, 1, p.d_bias.sum};
-  return kHeadOk;
-}
-
-// An f16 gradient of a mean over many rows would be lost below 2^-24. It is stored times the power
-// of two that brings the largest factor of a term's gradient to between 1 and 2.
-float gradient_scale(DType dtype, const cuda::HeadParams& rows) {
-  if (dtype != DType::kF16) return 1;
-  double largest = 0;
-  for (int t = 0; t < rows.n_terms; ++t) {
-    const cuda::TermParams& term = rows.terms[t];
-    const double divisor = term.divisor > 0 ? term.divisor : static_cast<double>(rows.n_tok);
-    largest = std::max(largest, std::abs(rows.upstream * term.weight) / divisor);
-  }
-  if (largest == 0) return 1;
-  return static_cast<float>(std::ldexp(1.0, std::clamp(-std::ilogb(largest), -100, 100)));
-}
-
-Status ChunkedProducts::run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
-                            std::byte* workspace) const {
-  ULLAGE_RETURN_IF_REFUSED(cuda::check_row_inputs(shape, config, request, inputs, outputs));
-  ChunkedParams p;
-  p.layout = layout;
-  p.accumulate = outputs.accumulate;
-  ULLAGE_RETURN_IF_REFUSED(take_operands(*this, inputs, p));
-  cuda::WorkspaceSlices slices(workspace, nullptr);
-  std::byte* rows_workspace = nullptr;
-  take_workspace(*this, slices, rows_workspace, p);
-  ULLAGE_RETURN_IF_REFUSED(take_gradients(*this, outputs, p));
-  cuda::OpenRows open = cuda::open_rows(rows, inputs, outputs, rows_workspace);
-  open.params.accumulate = false;  // of the logit gradient, which lies in the workspace
-  p.gradient_scale = gradient_scale(layout.dtype, open.params);
-  open.params.upstream *= static_cast<double>(p.gradient_scale);
-  return cuda::launch_chunked_head(open.params, open.launch, p, algorithms, stream);
-}
-
 }  // namespace
 
-Result<cuda::LinearState> cuda::plan_chunked_products(const Shape& shape, const HeadConfig& config,
-                                                      const Request& request,
-                                                      const CudaLinearHeadOptions& options) {
+Result<LinearState> plan_chunked_products(const Shape& shape, const HeadConfig& config,
+                                          const Request& request,
+                                          const CudaLinearHeadOptions& options) {
   const int teacher = hidden_teacher(config);
   ULLAGE_RETURN_IF_REFUSED(check_products(shape, config, request, teacher));
   Result<CudaHeadPlan> rows = plan_rows(shape, config, request, options.device);
@@ -448,9 +294,10 @@ Result<cuda::LinearState> cuda::plan_chunked_products(const Shape& shape, const 
   }
   layout.logits_stride = round_up(shape.vocab, 128 / size_of(layout.dtype));
   layout.rank_stride = round_up(layout.rank, 16 / size_of(layout.dtype));
-  layout.d_hidden_dtype = layout.rank > 0 ? DType::kF32 : request.grad_dtype;
-  layout.bias = config.options.bias;
   layout.d_hidden = request.d_hidden;
+  const bool one_product = layout.rank == 0 && n_parts(layout, Product::kHiddenGradient) <= 1;
+  layout.d_hidden_dtype = one_product ? request.grad_dtype : DType::kF32;
+  layout.bias = config.options.bias;
   layout.d_weight = request.d_weight;
   layout.d_bias = request.d_bias;
   layout.d_adapter = request.d_adapter;
@@ -469,4 +316,4 @@ Result<cuda::LinearState> cuda::plan_chunked_products(const Shape& shape, const 
   return LinearState(std::move(state));
 }
 
-}  // namespace ullage::lossk
+}  // namespace ullage::lossk::cuda

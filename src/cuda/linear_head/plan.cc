@@ -190,7 +190,10 @@ Status check_linear_inputs(const Shape& shape, const HeadConfig& config, const R
   if (Status status = cuda::check_row_inputs(shape, config, request, inputs, outputs); !status.ok())
     return status;
   if (outputs.entropy || !outputs.argmax.empty() || !outputs.correct.empty()) {
-    return not_taken("entropy, argmax or correct as an output");
+    return {kHeadUnknownKind,
+            std::string(cuda::kScaledExponentials) +
+                " does not make entropy, argmax or correct; accepted: without them, or the kernel " +
+                std::string(cuda::kChunkedProducts)};
   }
   if (request.d_hidden && n > 0) {
     Status status = check_operand("d_hidden", outputs.d_hidden, DType::kBF16, n, d);

@@ -1,0 +1,227 @@
+// Runs the losses from hidden states on the device over the oracle's inputs.
+#pragma once
+
+#include <optional>
+
+#include "cuda/device_head.h"
+#include "ullage/lossk/cuda_linear_head.h"
+
+namespace ullage::test {
+
+struct LinearOptions {
+  DType dtype = DType::kBF16;
+  DType d_hidden_dtype = DType::kF64;  // kF64: dtype
+  DType d_weight_dtype = DType::kF32;
+  int64_t chunk = 0, budget_bytes = 0;
+  std::string kernel = "linear_head_sm80_chunked_products";
+  bool d_hidden = true, d_weight = true;  // and with the latter d_bias and the adapter's
+  bool accumulate = false;                // over gradients of 0.5
+  bool capture = false;                   // the plan's first run, into a CUDA graph
+};
+
+struct LinearResult {
+  Status planned = kHeadOk, ran = kHeadOk, checked = kHeadOk;
+  std::string kernel, mode;
+  int64_t n_chunks = 0, n_valid = 0, workspace_bytes = 0;
+  bool workspace_kept = true;  // nothing beyond the planned bytes was written
+  std::vector<double> terms, total, token_loss, lse, label_log_prob, entropy;
+  std::vector<int64_t> argmax;
+  std::vector<uint8_t> correct;
+  std::vector<lossk::PolicyMetrics> policy_metrics;
+  std::vector<double> d_hidden, d_weight, d_bias, d_adapter_a, d_adapter_b;
+};
+
+// Rounds everything to the types a device stores it in.
+inline void store_linear_inputs(reference::HeadInputs& in, DType dtype) {
+  store_inputs(in, dtype);
+  for (auto* matrix : {&in.hidden, &in.weight, &in.adapter_a, &in.adapter_b}) {
+    for (double& x : *matrix) x = stored_value(x, dtype);
+  }
+  for (double& x : in.bias) x = static_cast<float>(x);
+  for (reference::HeadTeacher& teacher : in.teachers) {
+    for (auto* matrix : {&teacher.hidden, &teacher.weight}) {
+      for (double& x : *matrix) x = stored_value(x, dtype);
+    }
+  }
+}
+
+inline LinearResult run_linear(const lossk::HeadConfig& given_config,
+                               const reference::HeadInputs& in, const LinearOptions& options) {
+  LinearResult result;
+  const auto [n, d, v] = in.shape;
+  lossk::HeadConfig config = given_config;
+  for (lossk::Teacher& teacher : config.teachers) {
+    teacher.dtype = teacher.weight_dtype = options.dtype;
+  }
+  const int64_t rank = config.options.adapter_rank;
+  const DType d_hidden_dtype =
+      options.d_hidden_dtype == DType::kF64 ? options.dtype : options.d_hidden_dtype;
+  const bool chunked = options.kernel == "linear_head_sm80_chunked_products";
+  const lossk::Request request = {.input_dtype = options.dtype,
+                                  .weight_dtype = options.dtype,
+                                  .grad_dtype = d_hidden_dtype,
+                                  .d_weight_dtype = options.d_weight_dtype,
+                                  .d_hidden = options.d_hidden,
+                                  .d_weight = options.d_weight,
+                                  .d_bias = options.d_weight && config.options.bias,
+                                  .d_adapter = options.d_weight && rank > 0,
+                                  .entropy = chunked,
+                                  .policy_metrics = chunked};
+  const auto plan = lossk::plan_cuda_linear(
+      in.shape, config, request,
+      {.budget_bytes = options.budget_bytes, .chunk = options.chunk, .kernel = options.kernel});
+  result.planned = plan.status();
+  if (!plan) return result;
+  result.kernel = plan->kernel();
+  result.mode = plan->mode();
+  result.n_chunks = plan->n_chunks();
+  result.workspace_bytes = plan->workspace_bytes();
+
+  std::vector<DeviceMatrix> matrices;
+  matrices.reserve(16);
+  const auto input = [&](const std::vector<double>& values, int64_t rows,
+                         int64_t cols) -> MatrixView {
+    if (values.empty()) return {};
+    matrices.emplace_back(values.data(), rows, cols, options.dtype, Placement{});
+    return matrices.back().view;
+  };
+  DeviceInputs held;
+  lossk::Inputs inputs;
+  inputs.hidden = input(in.hidden, n, d);
+  inputs.weight = input(in.weight, v, d);
+  if (config.options.bias) inputs.bias = held.floats(in.bias, 0);
+  if (rank > 0) inputs.adapter_a = input(in.adapter_a, rank, d);
+  if (rank > 0) inputs.adapter_b = input(in.adapter_b, v, rank);
+  inputs.labels = held.ids(in.labels, 0);
+  inputs.token_weights = held.floats(in.token_weights, 0);
+  inputs.class_weights = held.floats(in.class_weights, 0);
+  inputs.mask = held.bytes(in.mask, 0);
+  inputs.advantages = held.floats(in.advantages, 0);
+  inputs.old_log_probs = held.floats(in.old_log_probs, 0);
+  inputs.reference_log_probs = held.floats(in.reference_log_probs, 0);
+  inputs.segments = held.ids(in.segments, 0);
+  inputs.n_segments = in.n_segments;
+  inputs.pairs = held.ids(in.pairs, 0);
+  inputs.upstream = in.upstream;
+  inputs.upstream_rows = held.floats(in.upstream_rows, 0);
+  for (size_t t = 0; t < config.teachers.size(); ++t) {
+    const lossk::Teacher& teacher = config.teachers[t];
+    const reference::HeadTeacher& values = in.teachers[t];
+    inputs.teachers.emplace_back();
+    if (teacher.kind == lossk::TeacherKind::kLogits) {
+      inputs.teachers[t].logits = input(values.logits, n, teacher.vocab);
+    } else if (teacher.kind == lossk::TeacherKind::kHidden) {
+      inputs.teachers[t].hidden = input(values.hidden, n, teacher.d_model);
+      inputs.teachers[t].weight = input(values.weight, teacher.vocab, teacher.d_model);
+    }
+  }
+
+  const size_t n_terms = config.terms.size(), rows = static_cast<size_t>(n);
+  const DeviceMemory terms(n_terms * 8), total(8), n_valid(8),
+      metrics(n_terms * sizeof(lossk::PolicyMetrics));
+  const DeviceMemory token_loss(rows * 4), lse(rows * 4), log_prob(rows * 4), entropy(rows * 4);
+  const DeviceMemory argmax(rows * 8), correct(rows);
+  const auto vector = [&](const DeviceMemory& memory) {
+    return MutableVectorView{memory.data(), DType::kF32, n, 1};
+  };
+  lossk::Outputs outputs;
+  outputs.terms = {terms.data<double>(), n_terms};
+  outputs.total = total.data<double>();
+  outputs.n_valid = n_valid.data<int64_t>();
+  outputs.token_loss = vector(token_loss);
+  outputs.lse = vector(lse);
+  if (!in.labels.empty()) outputs.label_log_prob = vector(log_prob);
+  if (chunked) {
+    outputs.entropy = vector(entropy);
+    outputs.argmax = {argmax.data<int64_t>(), rows};
+    if (!in.labels.empty()) outputs.correct = {correct.data<uint8_t>(), rows};
+    outputs.policy_metrics = {metrics.data<lossk::PolicyMetrics>(), n_terms};
+  }
+  // Gradients: halves where they are accumulated in, else NaN, so that every element must be
+  // written.
+  std::vector<DeviceMatrix> gradients;
+  gradients.reserve(5);
+  const auto gradient = [&](int64_t g_rows, int64_t cols, DType dtype) {
+    gradients.emplace_back(nullptr, g_rows, cols, dtype, Placement{});
+    if (!options.accumulate) {
+      expect_cuda(
+          cudaMemset(gradients.back().memory.data(), 0xff, gradients.back().memory.bytes()));
+    }
+    return gradients.back().view;
+  };
+  if (request.d_hidden) outputs.d_hidden = gradient(n, d, d_hidden_dtype);
+  if (request.d_weight) outputs.d_weight = gradient(v, d, options.d_weight_dtype);
+  if (request.d_bias) {
+    const MutableMatrixView column = gradient(v, 1, options.d_weight_dtype);
+    outputs.d_bias = {column.data, column.dtype, v, 1};
+  }
+  if (request.d_adapter) outputs.d_adapter_a = gradient(rank, d, options.d_weight_dtype);
+  if (request.d_adapter) outputs.d_adapter_b = gradient(v, rank, options.d_weight_dtype);
+  outputs.accumulate = options.accumulate;
+
+  constexpr size_t kGuard = 4096;
+  const auto planned = static_cast<size_t>(plan->workspace_bytes());
+  const DeviceMemory workspace(planned + kGuard);
+  const std::span<std::byte> work{workspace.data<std::byte>(), planned};
+  if (options.capture) {
+    cudaStream_t stream;
+    expect_cuda(cudaStreamCreate(&stream));
+    expect_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    result.ran = plan->run(stream, inputs, outputs, work);
+    cudaGraph_t graph;
+    expect_cuda(cudaStreamEndCapture(stream, &graph));
+    size_t nodes = 0;
+    expect_cuda(cudaGraphGetNodes(graph, nullptr, &nodes));
+    EXPECT_EQ(static_cast<int>(nodes), plan->launches());
+    cudaGraphExec_t executable;
+    expect_cuda(cudaGraphInstantiate(&executable, graph, 0));
+    expect_cuda(cudaGraphLaunch(executable, stream));
+    result.checked = plan->check(stream, work);
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  } else {
+    result.ran = plan->run(nullptr, inputs, outputs, work);
+    if (!result.ran.ok()) return result;
+    result.checked = plan->check(nullptr, work);
+  }
+  if (result.checked.code() == kCudaLaunchFailed) return result;
+  const std::vector<uint8_t> used = workspace.read<uint8_t>();
+  for (size_t i = planned; i < used.size(); ++i) result.workspace_kept &= used[i] == 0xff;
+
+  const auto doubles = [](const DeviceMemory& memory) {
+    const std::vector<float> values = memory.read<float>();
+    return std::vector<double>(values.begin(), values.end());
+  };
+  result.terms = terms.read<double>();
+  result.total = total.read<double>();
+  result.n_valid = n_valid.read<int64_t>()[0];
+  result.token_loss = doubles(token_loss);
+  result.lse = doubles(lse);
+  if (!in.labels.empty()) result.label_log_prob = doubles(log_prob);
+  if (chunked) {
+    result.entropy = doubles(entropy);
+    result.argmax = argmax.read<int64_t>();
+    if (!in.labels.empty()) result.correct = correct.read<uint8_t>();
+    result.policy_metrics = metrics.read<lossk::PolicyMetrics>();
+  }
+  size_t next = 0;
+  const auto read = [&](bool wanted, std::vector<double>& to) {
+    if (!wanted) return;
+    const DeviceMatrix& matrix = gradients[next++];
+    bool untouched = true;
+    const std::vector<uint8_t> bytes = matrix.rows(untouched);
+    const auto size = static_cast<size_t>(size_of(matrix.view.dtype));
+    for (size_t at = 0; at < bytes.size(); at += size) {
+      to.push_back(read_stored(bytes.data() + at, matrix.view.dtype));
+    }
+  };
+  read(request.d_hidden, result.d_hidden);
+  read(request.d_weight, result.d_weight);
+  read(request.d_bias, result.d_bias);
+  read(request.d_adapter, result.d_adapter_a);
+  read(request.d_adapter, result.d_adapter_b);
+  return result;
+}
+
+}  // namespace ullage::test
