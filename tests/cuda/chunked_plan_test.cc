@@ -1,6 +1,8 @@
 // Plans of the chunked products, made where there is no GPU.
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "ullage/lossk/cuda_linear_head.h"
 
 namespace ullage::lossk {
@@ -75,8 +77,8 @@ TEST(CudaChunkedPlan, FrozenMatricesTakeNeitherMemoryNorOperations) {
   EXPECT_EQ(none->operations(), product);
   EXPECT_EQ(booked(*both, "hidden rows"), 1024 * 2048 * 2);
   EXPECT_EQ(booked(*hidden, "hidden rows"), 0);
-  // Census, scalars; a chunk: rows copied, rows, logits, d_hidden and d_weight in two parts, for the
-  // vocabulary is odd, and d_hidden rounded.
+  // Census, scalars; a chunk: rows copied, rows, logits, d_hidden and d_weight in two parts, for
+  // the vocabulary is odd, and d_hidden rounded.
   EXPECT_EQ(both->launches(), 2 + 4 * (2 + 6 + 1));
   EXPECT_EQ(none->launches(), 2 + 4 * (1 + 2));
 }
@@ -146,8 +148,9 @@ TEST(CudaChunkedPlan, RefusesWhatItDoesNotTake) {
   f16.grad_dtype = DType::kF16;
   EXPECT_EQ(code(distillation(), f16, chunked()), kHeadBadDtype);
   HeadConfig config = distillation();
-  config.terms[0].student_temperature = 2;
-  EXPECT_EQ(code(config, training(), chunked()), kHeadUnknownKind);
+  for (int i = 0; i < 16; ++i)
+    config.terms.push_back({.name = "z" + std::to_string(i), .kind = LossKind::kZLoss});
+  EXPECT_EQ(code(config, training(), chunked()), kHeadBadConfig);
   config = distillation();
   config.options.adapter_rank = 1025;
   EXPECT_EQ(code(config, training(), chunked()), kLossDimensionTooLarge);
