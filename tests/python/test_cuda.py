@@ -50,9 +50,10 @@ def assert_near(found, wanted, rtol=2**-7):
 
 
 def assert_no_worse(found, eager, wanted):
-    """Than PyTorch's own, which rounds the logits to the inputs' type; and never much worse than one rounding."""
+    """Than PyTorch's own, which rounds the logits to the inputs' type (and is spared the rest here: its softmax is in
+    f64); and never much worse than one rounding, or in f32 than a long sum's."""
     for f, e, w in zip(found, eager, wanted):
-        rounding = torch.finfo(e.dtype if e.dtype != torch.float64 else torch.float32).eps
+        rounding = torch.finfo(e.dtype).eps if e.dtype.itemsize == 2 else 2**-19
         error, eager_error = (f.double() - w).norm(), (e.double() - w).norm()
         assert torch.isfinite(f).all() and error <= 1.25 * eager_error + rounding * w.norm(), (error, eager_error)
 

@@ -82,12 +82,12 @@ class FromLogits:
     @staticmethod
     def apply(logits, target, *options):
         """Theirs has the logits' type, and asserts that targets are in range before it starts."""
-        loss, *others = loss_of({"logits": logits}, target, *options)
+        loss, z, *others = loss_of({"logits": logits}, target, *options)
         try:
             check()
         except UllageError as error:
             raise AssertionError(f"Target out of bounds: {error}") from error
-        return loss.to(logits.dtype), *others
+        return loss.to(logits.dtype), None if z is None else z.to(logits.dtype), *others
 
 
 def pytest_configure(config):

@@ -37,7 +37,8 @@ def run(variable: str, arguments: list[str]) -> bool:
     good = True
     for test in tests:
         with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as report:
-            path = [str(HERE), str(checkout / source), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+            given = [os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+            path = [str(HERE), str(checkout / source), *given]
             environment = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(path),
