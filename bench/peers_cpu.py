@@ -14,6 +14,7 @@ usage: peers_cpu.py [--rounds N] [--threads N] [--output FILE]
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
 import json
 import os
@@ -39,6 +40,7 @@ PEERS = {
     "ullage_tenth": "ullage",
     "ullage_torch": "ullage_torch",
 }
+LIBC = ctypes.CDLL(None)
 TINY = ("f32", 8, 64, 512)  # loads what a process loads once
 # OpenMP's threads spin after a call, on the cores that the next process needs.
 PAUSE_SECONDS = 0.06
@@ -83,6 +85,7 @@ class Peer:
         hidden = torch.randn(n_tok, d_model, dtype=kind)
         weight = torch.randn(vocab, d_model, dtype=kind).mul_(0.05)
         self.inputs = hidden, weight, torch.arange(n_tok) * 7919 % vocab
+        LIBC.malloc_trim(0)  # what the last shape gave back would pass for memory that was there
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM falls to VmRSS
         self.before = resident("VmRSS")
         if self.name == "ullage":

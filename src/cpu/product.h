@@ -48,13 +48,21 @@ enum class SumOrder : uint8_t {
   kChain,
 };
 
-// What `product` needs in `workspace`; bounded (about 8 MiB and 1 MiB per thread) whatever the
-// shape, and enough for every shape within this one. `accumulate` is the type of C.
-int64_t product_workspace_bytes(const ProductShape& shape, DType accumulate, int n_threads);
+// Of one operand, at most this much lies packed in the workspace at a time. With less C is read and
+// written more often: once for each piece.
+inline constexpr int64_t kMostPackedBytes = int64_t{4} << 20;
+inline constexpr int64_t kLeastPackedBytes = int64_t{1} << 20;
+
+// What `product` wants in `workspace`; bounded (by `packed_bytes` and 384 KiB per thread) whatever
+// the shape, and enough for every shape within this one. `accumulate` is the type of C.
+// `packed_bytes` is kLeastPackedBytes at least.
+int64_t product_workspace_bytes(const ProductShape& shape, DType accumulate, int n_threads,
+                                int64_t packed_bytes = kMostPackedBytes);
 
 // C [m][n] is f64 where A and B are f64, and f32 otherwise (then neither may be f64); its columns
 // are adjacent and its rows `c_row_stride` elements apart. C overlaps neither operand. `workspace`
-// holds at least product_workspace_bytes(shape, type of C, pool.n_threads()), aligned to 64 bytes.
+// holds at least product_workspace_bytes(shape, type of C, pool.n_threads(), some packed_bytes),
+// aligned to 64 bytes; how much it holds changes no bit.
 // k = 0 gives zeros (C unchanged if `accumulate`). Allocates nothing. Preconditions are asserted:
 // shapes and memory are checked where they enter the library.
 void product(const ProductShape& shape, const ProductOperand& a, const ProductOperand& b, void* c,

@@ -15,10 +15,9 @@ constexpr int64_t round_up(int64_t value, int64_t multiple) {
 }
 
 // The operand with fewer lanes (rows of A, columns of B) is stationary: it is packed once and
-// shared by the threads, at most this much of it at a time, so that it stays in the last-level
-// cache.
-inline constexpr int64_t kStationaryBytes = int64_t{4} << 20;
-
+// shared by the threads, at most kMostPackedBytes of it at a time, so that it stays in the
+// last-level cache; less where the workspace is smaller.
+//
 // The other streams: each thread packs its own pieces, every element once, into a buffer that takes
 // less than half of a 1 MiB second-level cache: kProductKBlock x 384 lanes of float, or 192 of
 // double.
@@ -37,19 +36,21 @@ struct ProductPlan {
   // whole number of blocks, can be more for 86 lanes than for 426.
   int64_t promised_bytes;
 
-  ProductPlan(const ProductShape& shape, int64_t element_bytes)
+  // `most_bytes` of the stationary operand may be packed at once.
+  ProductPlan(const ProductShape& shape, int64_t element_bytes,
+              int64_t most_bytes = kMostPackedBytes)
       : a_is_stationary(shape.n >= shape.m),
         stream_lanes_max(kStreamBytes / (kProductKBlock * element_bytes)) {
-    const int64_t block_bytes = kProductKBlock * element_bytes;  // one lane, one block of k
-    const int64_t lanes = std::min(shape.m, shape.n);
-    stationary_lanes = std::min(round_up(std::max<int64_t>(lanes, 1), kLanePadding),
-                                kStationaryBytes / block_bytes);
-    const int64_t k_blocks = (shape.k + kProductKBlock - 1) / kProductKBlock;
-    const int64_t k_blocks_held = kStationaryBytes / (block_bytes * stationary_lanes);
-    const int64_t held = std::max<int64_t>(1, std::min(k_blocks, k_blocks_held));
-    stationary_k = held * kProductKBlock;
-    stationary_bytes = stationary_lanes * held * block_bytes;
-    promised_bytes = k_blocks > k_blocks_held ? kStationaryBytes : stationary_bytes;
+    const int64_t k = std::max<int64_t>(shape.k, 1);
+    const int64_t lanes = std::max<int64_t>(std::min(shape.m, shape.n), 1);
+    const int64_t lane_bytes = std::min(k, kProductKBlock) * element_bytes;  // of one block of k
+    const int64_t lanes_held = most_bytes / lane_bytes / kLanePadding * kLanePadding;
+    stationary_lanes = lanes < lanes_held ? round_up(lanes, kLanePadding) : lanes_held;
+    const int64_t k_held = most_bytes / (stationary_lanes * element_bytes);
+    const int64_t blocks_held = std::max<int64_t>(k_held / kProductKBlock, 1);
+    stationary_k = std::min(blocks_held, (k - 1) / kProductKBlock + 1) * kProductKBlock;
+    stationary_bytes = stationary_lanes * std::min(k, stationary_k) * element_bytes;
+    promised_bytes = lanes > lanes_held || k > k_held ? most_bytes : stationary_bytes;
   }
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/head_rows.h"
+#include "cpu/product.h"
 #include "ullage/lossk/head.h"
 
 namespace ullage::lossk {
@@ -108,8 +109,9 @@ struct HeadLayout {
   int64_t scratch_stride = 0;  // elements of T in one scratch row: vocab and row_blocks(vocab) more
 
   std::string mode;
-  int64_t chunk = 0;  // rows at a time
-  int64_t strip = 0;  // columns at a time: vocab, or whole blocks of it
+  int64_t chunk = 0;                             // rows at a time
+  int64_t strip = 0;                             // columns at a time: vocab, or whole blocks of it
+  int64_t packed_bytes = cpu::kMostPackedBytes;  // of a product's operand at a time
   int64_t n_chunks = 0;
   HeadSlots slots;
   std::vector<Booking> bookings;

@@ -44,7 +44,8 @@ int64_t product_bytes(const HeadLayout& layout, int64_t chunk) {
   const auto& [n_tok, d_model, vocab] = layout.shape;
   int64_t bytes = 0;
   const auto product = [&](int64_t m, int64_t n, int64_t k, DType type) {
-    bytes = std::max(bytes, cpu::product_workspace_bytes({m, n, k}, type, layout.n_threads));
+    bytes = std::max(bytes, cpu::product_workspace_bytes({m, n, k}, type, layout.n_threads,
+                                                         layout.packed_bytes));
   };
   const DType type = layout.accumulate;
   // The last strip may be shorter, and then another operand is packed.

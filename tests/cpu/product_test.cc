@@ -130,9 +130,10 @@ T reference(const Matrix& a, const Matrix& b, int64_t row, int64_t col, T old, b
 // Runs the product with exactly the workspace it asks for, between guards.
 template <class T>
 void run(const ProductShape& shape, const ProductOperand& a, const ProductOperand& b, T* c,
-         int64_t c_row_stride, bool accumulate, SumOrder order, WorkerPool& pool) {
+         int64_t c_row_stride, bool accumulate, SumOrder order, WorkerPool& pool,
+         int64_t packed_bytes = kMostPackedBytes) {
   const DType type = std::is_same_v<T, double> ? DType::kF64 : DType::kF32;
-  const int64_t bytes = product_workspace_bytes(shape, type, pool.n_threads());
+  const int64_t bytes = product_workspace_bytes(shape, type, pool.n_threads(), packed_bytes);
   const std::unique_ptr<std::byte[], void (*)(std::byte*)> memory(
       static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>((bytes + 127) / 64 * 64))),
       [](std::byte* pointer) { std::free(pointer); });
@@ -361,6 +362,24 @@ TEST_P(ProductTest, EmptyDimensions) {
   EXPECT_EQ(c, (std::vector<float>{0, 0, 5, 0, 0, 5}));
 }
 
+// Pieces of lanes and pieces of k, as the packed operand's share of the workspace allows.
+TEST(Product, ASmallerWorkspaceGivesTheSameBits) {
+  std::mt19937 random(21);
+  WorkerPool pool(2);
+  for (const auto& [m, n, k] :
+       {ProductShape{300, 900, 1100}, ProductShape{1400, 2, 300}, ProductShape{1, 20, 30000},
+        ProductShape{4500, 4300, 3}, ProductShape{260, 260, 1500}}) {
+    const Matrix a = make_matrix(ElementType::kF32, m, k, Layout::kColumnsAdjacent, 0, random);
+    const Matrix b = make_matrix(ElementType::kF32, k, n, Layout::kRowsAdjacent, 0, random);
+    for (const SumOrder order : {SumOrder::kBlocks, SumOrder::kChain}) {
+      std::vector<float> most(static_cast<size_t>(m * n), 0.5f), least = most;
+      run({m, n, k}, a.operand, b.operand, most.data(), n, true, order, pool);
+      run({m, n, k}, a.operand, b.operand, least.data(), n, true, order, pool, kLeastPackedBytes);
+      EXPECT_TRUE(same_bits(most, least)) << m << " " << n << " " << k;
+    }
+  }
+}
+
 TEST(Product, WorkspaceIsBounded) {
   const ProductShape shape{int64_t{1} << 24, int64_t{1} << 18, int64_t{1} << 17};
   for (DType type : {DType::kF32, DType::kF64}) {
@@ -372,15 +391,21 @@ TEST(Product, WorkspaceIsBounded) {
 // Callers plan for their largest product: the last chunk of rows is a smaller one.
 TEST(Product, WorkspaceIsEnoughForEveryShapeWithin) {
   for (DType type : {DType::kF32, DType::kF64}) {
-    for (int64_t k : {1, 256, 257, 1024, 4096, 151936}) {
-      int64_t needed = 0;
-      for (int64_t m = 1; m <= 5000; ++m) {
-        const ProductShape shape{m, 49152, k};
-        needed =
-            std::max(needed, ProductPlan(shape, size_of(type)).stationary_bytes + kStreamBytes);
-        ASSERT_GE(product_workspace_bytes(shape, type, 1), needed) << m << " rows of " << k;
-        ASSERT_GE(product_workspace_bytes({m, 49152, k + 256}, type, 1), needed)
-            << m << " of " << k;
+    for (int64_t k : {1, 64, 255, 256, 257, 1024, 4096, 151936}) {
+      for (const int64_t packed : {kLeastPackedBytes, kMostPackedBytes}) {
+        int64_t needed = 0;
+        for (int64_t m = 1; m <= 5000; ++m) {
+          const ProductShape shape{m, 49152, k};
+          const ProductPlan plan(shape, size_of(type), packed);
+          ASSERT_LE(plan.stationary_bytes, packed);
+          needed = std::max(needed, plan.stationary_bytes + kStreamBytes);
+          ASSERT_GE(product_workspace_bytes(shape, type, 1, packed), needed)
+              << m << " rows of " << k;
+          for (const int64_t more : {1, 256}) {
+            ASSERT_GE(product_workspace_bytes({m, 49152, k + more}, type, 1, packed), needed)
+                << m << " of " << k;
+          }
+        }
       }
     }
   }

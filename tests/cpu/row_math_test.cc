@@ -194,7 +194,7 @@ TEST_P(RowMathTest, Exp2ToOneStaysWithinItsStatedError) {
   const double f32 = largest_error_f32(
       [](const float* from, int64_t n, float* to) { HWY_DYNAMIC_DISPATCH(exp2_f32)(from, n, to); },
       [&](float t) { return is_meant(t) ? std::exp2(double{t}) : NAN; });
-  EXPECT_LT(f32, 0.85);
+  EXPECT_LT(f32, 0.88);
   std::mt19937_64 random(4);
   std::uniform_real_distribution<double> wide(-1021.75, 0), narrow(-1, 0);
   std::vector<double> x{0.0, -0.0, -0.5, -1, -1021.75, -1e-300};
@@ -216,7 +216,7 @@ TEST_P(RowMathTest, Exp2ToOneStaysWithinItsStatedError) {
 TEST_P(RowMathTest, LogStaysWithinItsStatedError) {
   const double f32 =
       largest_error_f32(HWY_DYNAMIC_DISPATCH(log_f32), [](float x) { return std::log(double{x}); });
-  EXPECT_LT(f32, 0.8);
+  EXPECT_LT(f32, 0.84);
   std::mt19937_64 random(2);
   std::uniform_real_distribution<double> one(0.5, 2), exponents(-1074, 1023.9);
   std::vector<double> x{

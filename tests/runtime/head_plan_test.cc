@@ -82,6 +82,30 @@ TEST(HeadPlan, ATightBudgetRecomputes) {
   EXPECT_EQ(plan->rejections().front().candidate, "chunk");
 }
 
+// A tenth of what PyTorch's eager mode takes at these shapes (bench/peers_cpu.py).
+TEST(HeadPlan, ATenthOfEagersMemoryHoldsEveryRow) {
+  struct Case {
+    Shape shape;
+    DType dtype;
+    int64_t budget_bytes;
+  };
+  for (const auto& [shape, dtype, budget_bytes] :
+       {Case{{256, 576, 49152}, DType::kF32, 5'900'000},
+        Case{{64, 4096, 32000}, DType::kF32, 5'500'000},
+        Case{{128, 576, 49152}, DType::kF64, 5'400'000},
+        Case{{512, 1024, 151936}, DType::kF32, 30'000'000}}) {
+    Request request = kBackward;
+    request.input_dtype = request.weight_dtype = request.grad_dtype = request.d_weight_dtype =
+        dtype;
+    const auto plan =
+        lossk::plan(shape, label_loss(), request, {.budget_bytes = budget_bytes, .n_threads = 2});
+    ASSERT_TRUE(plan) << plan.status().to_string();
+    EXPECT_EQ(plan->mode(), "recompute");
+    EXPECT_EQ(plan->n_chunks(), 1);
+    EXPECT_LE(plan->workspace_bytes(), budget_bytes);
+  }
+}
+
 TEST(HeadPlan, ASegmentLossInChunksTakesTwoPasses) {
   HeadConfig config = label_loss();
   config.terms.push_back({.name = "gspo", .kind = LossKind::kGspo});
