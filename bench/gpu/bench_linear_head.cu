@@ -242,15 +242,15 @@ struct Head {
   Buffer<float> row_floats{3 * n};  // advantages, old log-probabilities, token losses
   Buffer<double> total{1};
 
-  void fill(bool peaked) {
+  // peak: each row points at its label's row of the weight, for a logit of about that there and
+  // N(0, 1) elsewhere; 0: N(0, 1) everywhere.
+  void fill(float peak) {
     fill_normal<<<1024, 256>>>(hidden.get(), n * d, 1, 1);
     fill_normal<<<1024, 256>>>(weight.get(), v * d, 1 / std::sqrt(static_cast<float>(d)), 77777777);
     std::vector<int64_t> host(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i) host[i] = (i * 7919 + 13) % v;
     must(cudaMemcpy(labels.get(), host.data(), host.size() * 8, cudaMemcpyHostToDevice), "labels");
-    if (peaked) {
-      // Each row points at its label's row of the weight: logits of about 12 there, N(0, 1)
-      // elsewhere.
+    if (peak > 0) {
       std::vector<__nv_bfloat16> row(static_cast<size_t>(d)), w(static_cast<size_t>(d));
       for (int64_t i = 0; i < n; ++i) {
         must(cudaMemcpy(row.data(), hidden.get() + i * d, row.size() * 2, cudaMemcpyDeviceToHost),
@@ -258,7 +258,7 @@ struct Head {
         must(cudaMemcpy(w.data(), weight.get() + host[i] * d, w.size() * 2, cudaMemcpyDeviceToHost),
              "row");
         for (int64_t k = 0; k < d; ++k)
-          row[k] = __float2bfloat16(__bfloat162float(row[k]) + 12 * __bfloat162float(w[k]));
+          row[k] = __float2bfloat16(__bfloat162float(row[k]) + peak * __bfloat162float(w[k]));
         must(cudaMemcpy(hidden.get() + i * d, row.data(), row.size() * 2, cudaMemcpyHostToDevice),
              "row");
       }
@@ -276,10 +276,13 @@ struct Job {
   Outputs outputs;
   Buffer<std::byte> workspace;
 
-  Job(Head& head, const HeadConfig& config, const Request& request, int64_t budget)
+  Job(Head& head, const HeadConfig& config, const Request& request, int64_t budget,
+      double filter_tolerance = 0)
       : plan([&] {
           auto made = plan_cuda_linear({head.n, head.d, head.v}, config, request,
-                                       {.budget_bytes = budget, .kernel = forced_kernel});
+                                       {.budget_bytes = budget,
+                                        .kernel = forced_kernel,
+                                        .filter_tolerance = filter_tolerance});
           must(made.status(), "plan");
           return *made;
         }()),
@@ -300,6 +303,12 @@ struct Job {
     must(plan.run(nullptr, inputs, outputs,
                   {workspace.get(), static_cast<size_t>(workspace.size())}),
          "run");
+  }
+  FilterReport report() {
+    auto made =
+        plan.filter_report(nullptr, {workspace.get(), static_cast<size_t>(workspace.size())});
+    must(made.status(), "filter report");
+    return *made;
   }
   void check() {
     must(plan.check(nullptr, {workspace.get(), static_cast<size_t>(workspace.size())}), "check");
@@ -438,7 +447,7 @@ int main_of(int argc, char** argv) {
   must(cudaGetDeviceProperties(&device, 0), "device");
   Products products;
   std::string records;
-  std::printf("%-22s %-10s %9s %9s %7s %8s %6s | %9s %9s %9s | %9s %9s\n",
+  std::printf("%-22s %-16s %9s %9s %7s %8s %6s | %9s %9s %9s | %9s %9s\n",
               "n_tok x d_model x vocab", "rows", "3 products", "ours ms", "ratio", "TFLOP/s", "MiB",
               "forward", "of logits", "grpo/ce", "d_hidden", "d_weight");
   struct Size {
@@ -451,10 +460,17 @@ int main_of(int argc, char** argv) {
                              {2048, 4096, 128256}};
   if (quick) sizes = {{2048, 4096, 128256}, {8192, 1024, 151936}, {8192, 2304, 256000}};
   for (const Size& size : sizes) {
-    for (const bool peaked : {false, true}) {
-      if (peaked && (quick || size.n > 2048)) continue;
+    // The last goes through the filter; its rows have 1e-4 of their softmax outside their label.
+    constexpr struct {
+      const char* rows;
+      float peak;
+      double filter_tolerance;
+    } kinds[] = {{"flat", 0, 0}, {"peaked", 12, 0}, {"peaked, filtered", 24, 1e-2}};
+    for (const auto& kind : kinds) {
+      if (kind.peak > 0 && (quick || size.n > 2048)) continue;
+      if (kind.filter_tolerance > 0 && !forced_kernel.empty()) continue;
       Head head{size.n, size.d, size.v};
-      head.fill(peaked);
+      head.fill(kind.peak);
       HeadConfig config;
       config.terms = {{.name = "cross_entropy"}};
       HeadConfig policy;
@@ -467,8 +483,8 @@ int main_of(int argc, char** argv) {
                              .d_weight = true};
       Request forward = train;
       forward.d_hidden = forward.d_weight = false;
-      Job ours(head, config, train, 0), grpo(head, policy, train, 0),
-          look(head, config, forward, 0);
+      Job ours(head, config, train, 0, kind.filter_tolerance),
+          grpo(head, policy, train, 0, kind.filter_tolerance), look(head, config, forward, 0);
       double products_ms = 1e30, ours_ms = 0, forward_ms = 0, grpo_ms = 0, logits_ms = 0;
       int64_t best_chunk = 0;
       {
@@ -485,6 +501,8 @@ int main_of(int argc, char** argv) {
                      [&] { grpo.run(); }, [&] { ours.run(); }});
         forward_ms = ms[0], logits_ms = ms[1], grpo_ms = ms[2] / ms[3];
       }
+      FilterReport report;
+      if (kind.filter_tolerance > 0) report = ours.report();
       Errors mine, eager;
       if (!quick) measure_errors(products, head, ours, mine, eager);
       const double operations = 6.0 * static_cast<double>(size.n) * static_cast<double>(size.d) *
@@ -492,27 +510,28 @@ int main_of(int argc, char** argv) {
       char name[64];
       std::snprintf(name, sizeof name, "%ld x %ld x %ld", size.n, size.d, size.v);
       std::printf(
-          "%-22s %-10s %9.3f %9.3f %7.3f %8.0f %6.0f | %9.3f %9.3f %9.3f | %.1e/%.1e %.1e/%.1e\n",
-          name, peaked ? "peaked" : "flat", products_ms, ours_ms, ours_ms / products_ms,
-          operations / ours_ms * 1e-9, static_cast<double>(ours.plan.workspace_bytes()) / 1048576,
-          forward_ms, forward_ms / logits_ms, grpo_ms, mine.d_hidden, eager.d_hidden, mine.d_weight,
+          "%-22s %-16s %9.3f %9.3f %7.3f %8.0f %6.0f | %9.3f %9.3f %9.3f | %.1e/%.1e %.1e/%.1e\n",
+          name, kind.rows, products_ms, ours_ms, ours_ms / products_ms, operations / ours_ms * 1e-9,
+          static_cast<double>(ours.plan.workspace_bytes()) / 1048576, forward_ms,
+          forward_ms / logits_ms, grpo_ms, mine.d_hidden, eager.d_hidden, mine.d_weight,
           eager.d_weight);
       std::fflush(stdout);
-      char record[1024];
+      char record[1280];
       std::snprintf(
           record, sizeof record,
           "%s\n    {\"n_tok\": %ld, \"d_model\": %ld, \"vocab\": %ld, \"rows\": \"%s\", "
+          "\"filter_tolerance\": %g, \"kept_tiles\": %.4f, \"largest_share_left_out\": %.3e, "
           "\"products_ms\": %.4f, \"products_chunk\": %ld, \"ours_ms\": %.4f, \"ratio\": %.4f, "
           "\"tflops\": %.1f, \"chunk\": %ld, \"workspace_bytes\": %ld, \"forward_ms\": %.4f, "
           "\"forward_over_logits_product\": %.4f, \"grpo_over_ce\": %.4f, \"error\": "
           "{\"d_hidden\": %.3e, \"d_weight\": %.3e, "
           "\"loss\": %.3e}, \"eager_error\": {\"d_hidden\": %.3e, \"d_weight\": %.3e, \"loss\": "
           "%.3e}}",
-          records.empty() ? "" : ",", size.n, size.d, size.v, peaked ? "peaked" : "flat",
-          products_ms, best_chunk, ours_ms, ours_ms / products_ms, operations / ours_ms * 1e-9,
-          ours.plan.chunk(), ours.plan.workspace_bytes(), forward_ms, forward_ms / logits_ms,
-          grpo_ms, mine.d_hidden, mine.d_weight, mine.loss, eager.d_hidden, eager.d_weight,
-          eager.loss);
+          records.empty() ? "" : ",", size.n, size.d, size.v, kind.rows, kind.filter_tolerance,
+          report.kept, report.largest_share, products_ms, best_chunk, ours_ms,
+          ours_ms / products_ms, operations / ours_ms * 1e-9, ours.plan.chunk(),
+          ours.plan.workspace_bytes(), forward_ms, forward_ms / logits_ms, grpo_ms, mine.d_hidden,
+          mine.d_weight, mine.loss, eager.d_hidden, eager.d_weight, eager.loss);
       records += record;
     }
   }

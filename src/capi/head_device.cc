@@ -99,9 +99,13 @@ Result<std::unique_ptr<HeadOnDevice>> on_cuda(Result<Plan> plan, int64_t n_tok) 
   return std::unique_ptr<HeadOnDevice>(std::make_unique<HeadOnCuda<Plan>>(*std::move(plan), n_tok));
 }
 
+Status no_filter(std::string_view where) {
+  return {kHeadUnknownKind, "filter_tolerance is not 0; accepted " + std::string(where) + ": 0"};
+}
+
 // For the device that is current; where there is none, for an H200: a plan needs no device.
 Result<std::unique_ptr<HeadOnDevice>> plan_on_cuda(const HeadRequest& request) {
-  const auto& [shape, config, wanted, limits, name] = request;
+  const auto& [shape, config, wanted, limits, accumulate, filter_tolerance, name] = request;
   lossk::CudaDevice device;
   if (auto present = cuda::current_device()) device = *std::move(present);
   if (limits.implementation == lossk::Implementation::kPerTerm || limits.n_threads != 0) {
@@ -109,19 +113,23 @@ Result<std::unique_ptr<HeadOnDevice>> plan_on_cuda(const HeadRequest& request) {
             "limits has implementation 'per_term' or n_threads; accepted on cuda: neither"};
   }
   if (shape.d_model == 0) {
+    if (filter_tolerance != 0) return no_filter("from logits");
     return on_cuda(lossk::plan_cuda(shape, config, wanted, {.device = device}), shape.n_tok);
   }
-  return on_cuda(
-      lossk::plan_cuda_linear(
-          shape, config, wanted,
-          {.device = device, .budget_bytes = limits.budget_bytes, .chunk = limits.chunk}),
-      shape.n_tok);
+  return on_cuda(lossk::plan_cuda_linear(shape, config, wanted,
+                                         {.device = device,
+                                          .budget_bytes = limits.budget_bytes,
+                                          .chunk = limits.chunk,
+                                          .accumulate = accumulate,
+                                          .filter_tolerance = filter_tolerance}),
+                 shape.n_tok);
 }
 
 }  // namespace
 
 Result<std::unique_ptr<HeadOnDevice>> plan_on_device(const HeadRequest& request) {
   if (request.device == "cuda") return plan_on_cuda(request);
+  if (request.filter_tolerance != 0) return no_filter("on cpu");
   auto plan = lossk::plan(request.shape, request.config, request.request, request.limits);
   if (!plan) return plan.status();
   return std::unique_ptr<HeadOnDevice>(std::make_unique<HeadOnCpu>(*std::move(plan)));

@@ -35,6 +35,12 @@ class Fields {
       out = value->get<Int>();
     }
   }
+  void take(std::string_view name, double& out) {
+    if (const json* value = find(name)) {
+      if (!value->is_number()) return refuse(name, *value, "a number");
+      out = value->get<double>();
+    }
+  }
   void take(std::string_view name, DType& out) { named(name, runtime::dtype_from_name, out); }
   void take(std::string_view name, lossk::Implementation& out) {
     named(name, runtime::implementation_from_name, out);
@@ -136,6 +142,8 @@ Result<HeadRequest> head_request_from_json(std::string_view text) {
   limited.take("chunk", out.limits.chunk);
   limited.take("n_threads", out.limits.n_threads);
   limited.take("implementation", out.limits.implementation);
+  limited.take("accumulate", out.accumulate);
+  limited.take("filter_tolerance", out.filter_tolerance);
   if (Status status = limited.finish(); !status.ok()) return status;
 
   Result<lossk::HeadConfig> read = runtime::head_config_from_json(config.dump());

@@ -14,6 +14,8 @@ struct HeadRequest {
   lossk::HeadConfig config;
   lossk::Request request;
   lossk::PlanLimits limits;
+  bool accumulate = false;      // of limits; read on cuda alone
+  double filter_tolerance = 0;  // of limits; 0 on the CPU
   std::string device = "cpu";
 };
 

@@ -11,6 +11,7 @@ const std::string& CudaLinearHeadPlan::kernel() const { return state_->kernel; }
 const std::string& CudaLinearHeadPlan::mode() const { return state_->mode; }
 int64_t CudaLinearHeadPlan::chunk() const { return state_->chunk; }
 int64_t CudaLinearHeadPlan::n_chunks() const { return state_->n_chunks; }
+int64_t CudaLinearHeadPlan::lodged_rows() const { return state_->lodged_rows; }
 const std::vector<Booking>& CudaLinearHeadPlan::bookings() const { return state_->bookings; }
 int64_t CudaLinearHeadPlan::workspace_bytes() const { return state_->workspace_bytes; }
 double CudaLinearHeadPlan::operations() const { return state_->operations; }
@@ -37,6 +38,17 @@ Status CudaLinearHeadPlan::check(CUstream_st* stream, std::span<const std::byte>
                              state_->config.options.vocab_offset, stream);
 }
 
+Result<FilterReport> CudaLinearHeadPlan::State::filter_report(CUstream_st*, std::byte*) const {
+  return Status(kHeadUnknownKind, "filter_tolerance is 0: this plan leaves nothing out");
+}
+
+Result<FilterReport> CudaLinearHeadPlan::filter_report(CUstream_st* stream,
+                                                       std::span<std::byte> workspace) const {
+  Status status = cuda::check_workspace(workspace, state_->workspace_bytes);
+  if (!status.ok()) return status;
+  return state_->filter_report(stream, workspace.data());
+}
+
 Result<CudaLinearHeadPlan> plan_cuda_linear(const Shape& shape, const HeadConfig& config,
                                             const Request& request,
                                             const CudaLinearHeadOptions& options) {
@@ -56,6 +68,12 @@ Result<CudaLinearHeadPlan> plan_cuda_linear(const Shape& shape, const HeadConfig
     if (!options.kernel.empty() && options.kernel != candidate.name) {
       rejections.push_back(
           {std::string(candidate.name), std::string(options.kernel) + " was asked for"});
+      continue;
+    }
+    if (options.filter_tolerance != 0 && candidate.name == cuda::kChunkedProducts) {
+      refusal = {kHeadUnknownKind,
+                 std::string(candidate.name) + " has no filter; accepted: a filter_tolerance of 0"};
+      rejections.push_back({std::string(candidate.name), refusal.message()});
       continue;
     }
     Result<cuda::LinearState> state = candidate.plan(shape, config, request, options);

@@ -18,6 +18,7 @@ struct CudaLinearHeadPlan::State {
   std::string mode;
   int64_t chunk = 0;
   int64_t n_chunks = 0;
+  int64_t lodged_rows = 0;
   std::vector<Booking> bookings;
   std::vector<Rejection> rejections;
   int64_t workspace_bytes = 0;
@@ -26,6 +27,8 @@ struct CudaLinearHeadPlan::State {
 
   virtual ~State() = default;
   virtual Status prepare() const = 0;
+  // Of a plan with a filter.
+  virtual Result<FilterReport> filter_report(CUstream_st* stream, std::byte* workspace) const;
   // `workspace` is as large and aligned as it must be, and starts with the census.
   virtual Status run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
                      std::byte* workspace) const = 0;

@@ -1,13 +1,13 @@
 // The PTX this library writes itself, one function an instruction. Shared addresses are those of
 // the shared window, as `shared_address` gives them. What only Hopper has sits behind
-// ULLAGE_SM90, so that every file also compiles for sm_80.
+// ULLAGE_SM90, so that every file also compiles for sm_80; the host's pass sees it all.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define ULLAGE_SM90 1
 #else
 #define ULLAGE_SM90 0
@@ -38,6 +38,10 @@ __device__ inline float max_nan(float a, float b) {
   float c;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
+}
+
+__device__ inline void prefetch_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
 // The first `threads` threads of the block, whole warps, meet.
@@ -125,9 +129,11 @@ __device__ inline void bulk_store(void* global, uint32_t shared, uint32_t bytes)
                : "memory");
 }
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until the copy engine has read what this thread's committed stores read.
+// Until the copy engine has read what this thread's committed stores read, the newest kPending of
+// them excepted.
+template <int kPending = 0>
 __device__ inline void bulk_wait_reads() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 // Orders this thread's ordinary shared accesses before later ones of the copy engine.
 __device__ inline void fence_async_shared() {

@@ -38,6 +38,27 @@ __device__ __forceinline__ void tensor_load_multicast(void* shared, const void* 
       : "memory");
 }
 
+// The same of a tensor of four dimensions, at (x, y, z, w).
+__device__ __forceinline__ void tensor_load_multicast(void* shared, const void* tensor_map, int x,
+                                                      int y, int z, int w, uint32_t barrier,
+                                                      uint16_t mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+      "cluster "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(shared)),
+      "l"(tensor_map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(mask)
+      : "memory");
+}
+
+// Stores a box of shared memory at (x inner, y, z) of a tensor; what lies outside is left out.
+__device__ __forceinline__ void tensor_store(const void* tensor_map, const void* shared, int x,
+                                             int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::
+                   "l"(tensor_map),
+               "r"(shared_address(shared)), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -64,6 +85,11 @@ __device__ __forceinline__ void registers_raise() {
 template <int kRegisters>
 __device__ __forceinline__ void registers_lower() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// One warpgroup meets.
+__device__ __forceinline__ void warpgroup_sync(int id) {
+  asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
 // Hardware barriers 1 .. 15 among the two consumer warpgroups: `await_turn` blocks until

@@ -39,12 +39,14 @@ struct RunOptions {
   bool round_d_weight = false;
   bool accumulate = false;  // over gradients of 0.5
   bool capture = false;     // through a CUDA graph
+  double filter_tolerance = 0;
 };
 
 struct RunResult {
   Status planned = kHeadOk, ran = kHeadOk, checked = kHeadOk;
   std::string mode;
-  int64_t n_chunks = 0, n_valid = 0;
+  int64_t n_chunks = 0, lodged_rows = 0, n_valid = 0;
+  lossk::FilterReport filter;
   std::vector<double> terms, total;
   std::vector<float> token_loss, lse, log_prob;
   std::vector<uint16_t> d_hidden;
@@ -84,12 +86,15 @@ RunResult run(const HeadConfig& config, const HeadInputs& in, const RunOptions& 
       .d_weight_dtype = options.round_d_weight ? DType::kBF16 : DType::kF32,
       .d_hidden = options.gradients,
       .d_weight = options.gradients};
-  const auto plan = lossk::plan_cuda_linear(
-      in.shape, config, request, {.budget_bytes = options.budget_bytes, .chunk = options.chunk});
+  const auto plan = lossk::plan_cuda_linear(in.shape, config, request,
+                                            {.budget_bytes = options.budget_bytes,
+                                             .chunk = options.chunk,
+                                             .filter_tolerance = options.filter_tolerance});
   result.planned = plan.status();
   if (!plan) return result;
   result.mode = plan->mode();
   result.n_chunks = plan->n_chunks();
+  result.lodged_rows = plan->lodged_rows();
 
   const DeviceMemory hidden(stored(in.hidden)), weight(stored(in.weight));
   const std::vector<uint16_t> halves(static_cast<size_t>(std::max(n, v) * d),
@@ -165,6 +170,11 @@ RunResult run(const HeadConfig& config, const HeadInputs& in, const RunOptions& 
     result.checked = plan->check(nullptr, work);
   }
   if (result.checked.code() == kCudaLaunchFailed) return result;
+  if (options.filter_tolerance > 0) {
+    const auto report = plan->filter_report(nullptr, work);
+    EXPECT_TRUE(report.ok()) << report.status().to_string();
+    if (report) result.filter = *report;
+  }
   result.terms = terms.read<double>();
   result.total = total.read<double>();
   result.n_valid = n_valid.read<int64_t>()[0];
@@ -207,6 +217,12 @@ struct Bounds {
     return 2 * delta[row] + 0x1p-18 + 0x1p-20 * std::abs(lse);
   }
 };
+
+double norm(const double* x, int64_t n) {
+  double square = 0;
+  for (int64_t i = 0; i < n; ++i) square += x[i] * x[i];
+  return std::sqrt(square);
+}
 
 struct Case {
   RandomHead head;
@@ -460,6 +476,44 @@ TEST_F(CudaLinearHead, TheSameBitsForEveryChunkRunAndGraph) {
   }
 }
 
+// Exponentials in d_weight's own memory: all rows, or a first group of them, in ranges whose first
+// is short and whose last is ragged; with sequence terms in one part and in several.
+TEST_F(CudaLinearHead, TheSameBitsWithExponentialsLodgedInDWeight) {
+  const struct {
+    int64_t n, d, v, budget, lodged;
+    size_t mix;
+  } cases[] = {{400, 320, 2500, 4500000, 400, 2},
+               {400, 320, 2500, 4500000, 400, 5},
+               {900, 320, 3840, 5500000, 512, 7},
+               {900, 320, 3840, 5500000, 512, 5},
+               {900, 320, 4600, 6000000, 512, 2}};
+  for (const auto& c : cases) {
+    const std::string where = std::to_string(c.n) + " rows, " + std::to_string(c.budget) + " bytes";
+    const Case drawn = draw(rng, mixes()[c.mix], c.n, c.d, c.v);
+    const RunResult whole = run(drawn.head.config, drawn.head.inputs, {.chunk = 2048});
+    ASSERT_TRUE(whole.checked.ok()) << whole.checked.to_string();
+    const RunResult lodged = run(drawn.head.config, drawn.head.inputs, {.budget_bytes = c.budget});
+    ASSERT_TRUE(lodged.checked.ok()) << lodged.checked.to_string();
+    EXPECT_EQ(lodged.lodged_rows, c.lodged) << where;
+    expect_same_bits(whole, lodged, where);
+    expect_same_bits(
+        whole,
+        run(drawn.head.config, drawn.head.inputs, {.budget_bytes = c.budget, .capture = true}),
+        where + ", graph");
+    // The plan was not told that it adds: it falls back to chunks, or says what to do.
+    const RunResult added =
+        run(drawn.head.config, drawn.head.inputs, {.budget_bytes = c.budget, .accumulate = true});
+    const RunResult added_whole =
+        run(drawn.head.config, drawn.head.inputs, {.chunk = 2048, .accumulate = true});
+    if (added.ran.ok()) {
+      expect_same_bits(added_whole, added, where + ", accumulated");
+    } else {
+      EXPECT_EQ(added.ran.code(), kHeadShapeMismatch) << added.ran.to_string();
+    }
+  }
+  expect_oracle(draw(rng, mixes()[2], 300, 320, 2500), {.budget_bytes = 4000000});
+}
+
 // A row's bits do not depend on its neighbours.
 TEST_F(CudaLinearHead, TheSameBitsInEveryBatch) {
   const Case drawn = draw(rng, named({{.divisor = 7}}), 300, 64, 700);
@@ -550,6 +604,72 @@ TEST_F(CudaLinearHead, LongSumsDoNotStall) {
   for (int64_t j = 0; j < kVocab; ++j) {
     for (int64_t k = 0; k < kWidth; ++k) {
       ASSERT_EQ(result.d_weight[j * kWidth + k], j == 0 ? -4095.875F : 0.125F) << j;
+    }
+  }
+}
+
+// The first 256 rows are peaked: nearly all of their softmax lies in their label's column. What is
+// left out stays within the tolerance, and the gradients within the bounds that the report implies.
+TEST_F(CudaLinearHead, TheFilterKeepsItsBounds) {
+  constexpr int64_t kRows = 600, kWidth = 64, kVocab = 5001;
+  Case drawn = draw(rng, named({{.divisor = 9}}), kRows, kWidth, kVocab);
+  HeadInputs& in = drawn.head.inputs;
+  double largest_weight = 0, largest_hidden = 0;
+  for (int64_t i = 0; i < 256; ++i) {
+    in.labels[i] = i * 19 % kVocab;
+    const double* const w = &in.weight[in.labels[i] * kWidth];
+    double square = 0;
+    for (int64_t k = 0; k < kWidth; ++k) square += w[k] * w[k];
+    for (int64_t k = 0; k < kWidth; ++k) in.hidden[i * kWidth + k] = bf16(30 / square * w[k]);
+  }
+  for (int64_t j = 0; j < kVocab; ++j)
+    largest_weight = std::max(largest_weight, norm(&in.weight[j * kWidth], kWidth));
+  for (int64_t i = 0; i < kRows; ++i)
+    largest_hidden = std::max(largest_hidden, norm(&in.hidden[i * kWidth], kWidth));
+  const HeadConfig& config = drawn.head.config;
+  const RunResult exact = run(config, in, {.chunk = 2048});
+  ASSERT_TRUE(exact.checked.ok()) << exact.checked.to_string();
+  for (const double tolerance : {1e-9, 1e-3, 0.3, 0.9}) {
+    RunResult first;
+    for (const int64_t chunk : {2048, 256}) {
+      const RunResult part = run(config, in, {.chunk = chunk, .filter_tolerance = tolerance});
+      ASSERT_TRUE(part.checked.ok()) << part.checked.to_string();
+      const std::string where = "tolerance " + std::to_string(tolerance);
+      EXPECT_EQ(part.token_loss, exact.token_loss) << where;
+      EXPECT_EQ(part.lse, exact.lse) << where;
+      EXPECT_LE(part.filter.largest_share, tolerance) << where;
+      if (chunk == 2048) {
+        first = part;
+        if (tolerance < 1e-6) {
+          EXPECT_EQ(part.d_weight, exact.d_weight);
+        }
+        if (tolerance == 1e-3) {
+          EXPECT_LT(part.filter.kept, 0.75) << where;
+          EXPECT_GT(part.filter.largest_share, 0) << where;
+        }
+      } else {
+        expect_same_bits(first, part, where + ", chunk 256");
+      }
+      double weight_square = 0;
+      for (int64_t i = 0; i < kRows; ++i) {
+        double square = 0, size = 0;
+        for (int64_t k = 0; k < kWidth; ++k) {
+          const double a = BF16{part.d_hidden[i * kWidth + k]}.to_float();
+          const double b = BF16{exact.d_hidden[i * kWidth + k]}.to_float();
+          square += (a - b) * (a - b);
+          size += a * a + b * b;
+        }
+        // Beside what was left out, both were rounded to bf16.
+        EXPECT_LE(std::sqrt(square), part.filter.largest_gradient * largest_weight * 1.01 +
+                                         0x1p-8 * std::sqrt(size) + 1e-30)
+            << where << ", row " << i;
+      }
+      for (size_t k = 0; k < part.d_weight.size(); ++k) {
+        const double difference = part.d_weight[k] - exact.d_weight[k];
+        weight_square += difference * difference;
+      }
+      EXPECT_LE(std::sqrt(weight_square), part.filter.total_gradient * largest_hidden * 1.01 + 1e-5)
+          << where;
     }
   }
 }

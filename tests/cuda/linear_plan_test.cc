@@ -1,6 +1,8 @@
 // Plans of the fused head, made where there is no GPU.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "ullage/lossk/cuda_linear_head.h"
 
 namespace ullage::lossk {
@@ -31,9 +33,54 @@ TEST(CudaLinearPlan, StaysWithinTheBudgetAndBooksEveryByte) {
     int64_t booked = 0;
     for (const Booking& booking : plan->bookings()) booked += booking.bytes;
     EXPECT_EQ(booked, plan->workspace_bytes());
-    EXPECT_EQ(plan->n_chunks(), (shape.n_tok + plan->chunk() - 1) / plan->chunk());
+    if (plan->lodged_rows() == 0) {
+      EXPECT_EQ(plan->n_chunks(), (shape.n_tok + plan->chunk() - 1) / plan->chunk());
+    }
     EXPECT_EQ(plan->mode(), "chunk");
   }
+}
+
+// 2 d_model rows of exponentials fit the memory of an f32 d_weight.
+TEST(CudaLinearPlan, LodgesExponentialsInDWeight) {
+  const auto whole = plan_cuda_linear({8192, 4096, 128256}, cross_entropy(), training(), {});
+  ASSERT_TRUE(whole.ok());
+  EXPECT_EQ(whole->lodged_rows(), 8192);
+  EXPECT_EQ(whole->n_chunks(), 1);
+  const auto first = plan_cuda_linear({8192, 2304, 256000}, cross_entropy(), training(), {});
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(first->lodged_rows(), 4352);
+  EXPECT_EQ(first->n_chunks(), 6);
+  const auto small = plan_cuda_linear({2048, 4096, 151936}, cross_entropy(), training(),
+                                      {.budget_bytes = 64 << 20});
+  ASSERT_TRUE(small.ok()) << small.status().to_string();
+  EXPECT_EQ(small->n_chunks(), 1);
+  EXPECT_EQ(small->operations(), 6.0 * 2048 * 4096 * 151936);
+  EXPECT_LE(small->workspace_bytes(), 64 << 20);
+  for (const CudaLinearHeadOptions& options :
+       {CudaLinearHeadOptions{.accumulate = true}, CudaLinearHeadOptions{.chunk = 256}}) {
+    const auto apart = plan_cuda_linear({8192, 4096, 128256}, cross_entropy(), training(), options);
+    ASSERT_TRUE(apart.ok());
+    EXPECT_EQ(apart->lodged_rows(), 0);
+  }
+}
+
+TEST(CudaLinearPlan, FiltersWhereItCan) {
+  const Shape shape{2048, 4096, 128256};
+  const auto filtered =
+      plan_cuda_linear(shape, cross_entropy(), training(), {.filter_tolerance = 1e-3});
+  ASSERT_TRUE(filtered.ok()) << filtered.status().to_string();
+  EXPECT_LE(filtered->workspace_bytes(), int64_t{512} << 20);
+  for (const double tolerance : {-0.1, 1.0, std::nan("")}) {
+    EXPECT_EQ(plan_cuda_linear(shape, cross_entropy(), training(), {.filter_tolerance = tolerance})
+                  .status()
+                  .code(),
+              kHeadUnknownKind);
+  }
+  Request f16 = training();
+  f16.input_dtype = f16.weight_dtype = DType::kF16;
+  EXPECT_EQ(
+      plan_cuda_linear(shape, cross_entropy(), f16, {.filter_tolerance = 1e-3}).status().code(),
+      kHeadUnknownKind);
 }
 
 TEST(CudaLinearPlan, CountsOperationsAndLaunches) {

@@ -49,6 +49,25 @@ struct CudaLinearHeadOptions {
   // what the budget allows.
   int64_t chunk = 0;
   std::string_view kernel = {};  // forced by name; empty: chosen
+  // The run will add to d_weight, or write one whose rows are not adjacent: its memory then cannot
+  // serve as workspace. A run that does so under a plan that was not told is slower, or refused.
+  bool accumulate = false;
+  // Leave out of d_hidden and d_weight what is small: tiles of 256 rows by 192 columns in which no
+  // row has more than its even part of this share of its softmax, so that no row loses more than
+  // the share in all. 0: nothing; less than 1. The losses stay exact, and so does each label's own
+  // column. With scaled exponentials only, and not by strips. See filter_report.
+  double filter_tolerance = 0;
+};
+
+// What a run with a filter left out. A row's gradient without its label's column is P times its
+// softmax, P being what its terms and upstream make of it; so a row of d_hidden is off by at most
+// largest_gradient times the largest norm among the rows of the weight, and d_weight, in the
+// Frobenius norm, by at most total_gradient times the largest among the rows of hidden.
+struct FilterReport {
+  double largest_share = 0;     // of a row's softmax, the most over the rows: <= filter_tolerance
+  double largest_gradient = 0;  // |P| times the share, the most over the rows
+  double total_gradient = 0;    // |P| times the share, summed over the rows
+  double kept = 1;              // share of the tiles that d_hidden took
 };
 
 class ULLAGE_API CudaLinearHeadPlan {
@@ -59,8 +78,11 @@ class ULLAGE_API CudaLinearHeadPlan {
   // vocabulary over all rows; its d_hidden adds up in another order and may differ from the other
   // modes' in the last bit.
   const std::string& mode() const;
-  int64_t chunk() const;  // rows
-  int64_t n_chunks() const;
+  int64_t chunk() const;     // rows that one d_weight product sums, at most
+  int64_t n_chunks() const;  // passes over d_weight
+  // Rows whose exponentials lie in the memory of the f32 d_weight until it is written: up to
+  // 2 d_model rows need no workspace of their own that way. 0: none.
+  int64_t lodged_rows() const;
   const std::vector<Booking>& bookings() const;  // of the workspace; they add up to it
   int64_t workspace_bytes() const;
   int64_t materialized_bytes() const;  // what [n_tok][vocab] logits in the input's type would take
@@ -81,6 +103,10 @@ class ULLAGE_API CudaLinearHeadPlan {
   // Waits for `stream` and reports what the last run with this workspace met, as
   // CudaHeadPlan::check does.
   Status check(CUstream_st* stream, std::span<const std::byte> workspace) const;
+
+  // Waits for `stream` and reports what the last run with this workspace left out. Errors: those
+  // of `check`; 681 where the plan has no filter.
+  Result<FilterReport> filter_report(CUstream_st* stream, std::span<std::byte> workspace) const;
 
   struct State;
   explicit CudaLinearHeadPlan(std::shared_ptr<const State> state) : state_(std::move(state)) {}

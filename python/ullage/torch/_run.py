@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -130,7 +131,14 @@ def _plan(request: str, device_index: int | None) -> HeadPlan:
 
 
 def plan_of(
-    tensors: HeadTensors, config: str, *, budget_bytes: int, gradients: int, rows: int, out: Gradients
+    tensors: HeadTensors,
+    config: str,
+    *,
+    budget_bytes: int,
+    gradients: int,
+    rows: int,
+    out: Gradients,
+    accumulate: bool,
 ) -> HeadPlan:
     x, weight = tensors.input, tensors.weight
     document = dict(parsed(config))
@@ -177,7 +185,11 @@ def plan_of(
         "vocab": x.shape[1] if weight is None else weight.shape[0],
         "config": document,
         "request": wanted,
-        "limits": {"budget_bytes": budget_bytes, "n_threads": 0 if x.is_cuda else torch.get_num_threads()},
+        "limits": {
+            "budget_bytes": budget_bytes,
+            "n_threads": 0 if x.is_cuda else torch.get_num_threads(),
+            "accumulate": accumulate,
+        },
         "device": x.device.type,
     }
     return _plan(json.dumps(request), x.device.index)
@@ -198,11 +210,16 @@ def run(
 ) -> None:
     """Fills `values` and `out` on the input's device and its current stream."""
     x, weight = tensors.input, tensors.weight
-    if x.device.type == "cuda":
-        with torch.cuda.device(x.device):
-            plan = plan_of(tensors, config, budget_bytes=budget_bytes, gradients=gradients, rows=rows, out=out)
-    else:
-        plan = plan_of(tensors, config, budget_bytes=budget_bytes, gradients=gradients, rows=rows, out=out)
+    with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
+        plan = plan_of(
+            tensors,
+            config,
+            budget_bytes=budget_bytes,
+            gradients=gradients,
+            rows=rows,
+            out=out,
+            accumulate=accumulate,
+        )
     alive: list[torch.Tensor] = []
     given = c.Inputs(struct_size=ctypes.sizeof(c.Inputs), n_segments=n_segments, upstream=1.0)
     _put(given, "logits" if weight is None else "hidden", x, alive)

@@ -29,11 +29,21 @@ inline constexpr int kResidentClusters = 66;
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Rows are taken in groups: one product adds a group's share to d_weight. A group's logits and
+// d_hidden are made part by part.
+struct RowGroup {
+  int64_t rows = 0;
+  int64_t part = 0;  // rows, a multiple of kChunkRows or all of them
+};
+
 struct LinearLayout {
-  int64_t chunk = 0;
-  int64_t n_chunks = 0;
-  int64_t e_stride = 0;  // elements of a row of stored exponentials
-  int n_tiles = 0;       // column tiles of the logits: partial sums of a row
+  // The first group, whose exponentials lie in d_weight's memory but for the last range; no rows:
+  // there is none. Ranges have `range_columns` columns, the first may be shorter.
+  RowGroup lodged;
+  int64_t range_columns = 0;
+  int n_ranges = 0;
+  RowGroup chunk;   // every other group; the last may be shorter
+  int n_tiles = 0;  // column tiles of the logits: partial sums of a row
   // 0: chunks of rows over the whole vocabulary. Else strips of this many columns over all rows,
   // for a d_weight that is rounded to bf16 strip by strip and never exists in f32; `chunk` is then
   // that of the pass over the statistics.
@@ -41,6 +51,20 @@ struct LinearLayout {
   int strip_tiles = 0;
   int vocab_slices =
       1;  // d_hidden is the sum of this many products over slices of the vocabulary, in order
+
+  int64_t longest_part() const { return std::max(lodged.part, chunk.part); }
+  int64_t longest_group() const { return std::max(lodged.rows, chunk.rows); }
+  // The group that starts at row `first`.
+  RowGroup group_at(int64_t first, int64_t n_tok) const {
+    RowGroup group = first == 0 && lodged.rows > 0 ? lodged : chunk;
+    group.rows = std::min(group.rows, n_tok - first);
+    return group;
+  }
+  int64_t n_groups(int64_t n_tok) const {
+    if (n_tok == 0) return 0;
+    const int64_t rest = n_tok - lodged.rows;
+    return (lodged.rows > 0 ? 1 : 0) + (rest > 0 ? divide_up(rest, chunk.rows) : 0);
+  }
 };
 
 // d_hidden has (chunk / 256) * (d_model / 256) cluster tiles, each over the whole vocabulary: few,

@@ -5,11 +5,29 @@
 
 #include "cuda/head_logits/params.h"
 #include "cuda/linear_head/config.h"
+#include "cuda/product/blocked_matrix.h"
 
 namespace ullage::lossk::cuda {
 
 struct Pair {
   float shift, sum;
+};
+struct SkippedMass {
+  float share, gradient;
+};
+
+// What the gradients may leave out: tiles of kChunkRows rows by LogitsTile::kN columns in which no
+// row has a share of its softmax above `threshold`. G row groups of the longest group of rows, T
+// column tiles, M d_weight tiles of the vocabulary.
+struct FilterParams {
+  float threshold = 0;             // 0: nothing is left out
+  uint8_t* kept = nullptr;         // [G][T]
+  float* inverse_sum = nullptr;    // [n_tok] 1 / sum of a row's exponentials
+  SkippedMass* skipped = nullptr;  // [n_tok] share of the softmax left out; |P| times that
+  int* tile_counts = nullptr;      // [G of a part]
+  int* tile_entries = nullptr;     // [G of a part][T]
+  int* group_counts = nullptr;     // [M]
+  int* group_entries = nullptr;    // [M][G]
 };
 
 struct LinearParams {
@@ -25,18 +43,20 @@ struct LinearParams {
   int64_t d_hidden_stride = 0, d_weight_sum_stride = 0, d_weight_rounded_stride = 0;
   bool accumulate = false;
 
-  // Workspace. c = layout.chunk.
+  // Workspace. c: rows of the longest part (config.h).
   int* columns = nullptr;          // [n_tok] label columns, kNoLabel, kIgnoredRow
   int* next_row = nullptr;         // [n_tok] the next row with the same label, or -1
   uint8_t* leads = nullptr;        // [n_tok] no earlier row has the label
   float* softmax_scale = nullptr;  // [n_tok] a row's gradient = softmax_scale * E ...
   float* label_gain = nullptr;     // [n_tok] ... + label_gain in the label's column
-  void* exponentials = nullptr;    // bf16 [c][e_stride]; strips: [n_tok][strip]
+  void* exponentials = nullptr;    // bf16: a group's, or its last range; strips: [n_tok][strip]
   Pair* partial = nullptr;         // [c][n_tiles]; strips: also [n_tok][strip_tiles]
   float* label_logit = nullptr;    // [c]
-  void* scaled_hidden = nullptr;   // bf16 [c][d_model]; strips: [n_tok][d_model]
-  float* slices = nullptr;     // [vocab_slices][c][d_model]; strips: [n_tok][d_model], their sum
-  float* row_shift = nullptr;  // strips: [n_tok] what a row's exponentials are relative to
+  void* scaled_hidden = nullptr;   // bf16 [rows of the longest group][d_model]; strips: [n_tok]...
+  float* slices = nullptr;  // [vocab_slices][c][d_model]; strips: [n_tok][d_model], their sum
+  FilterParams filter;
+  float* row_shift =
+      nullptr;  // strips and filter: [n_tok] what a row's exponentials are relative to
 };
 
 }  // namespace ullage::lossk::cuda

@@ -10,6 +10,8 @@
 
 namespace ullage::lossk::cuda {
 
+using ullage::cuda::BlockedMatrix;
+using ullage::cuda::kBlockColumns;
 using ullage::cuda::sm90::kIgnoredRow;
 using ullage::cuda::sm90::kNoLabel;
 
@@ -25,59 +27,61 @@ __device__ inline void store_bf16x4(void* base, int64_t element, float4 v) {
       ullage::cuda::sm90::pack_bf16(v.x, v.y), ullage::cuda::sm90::pack_bf16(v.z, v.w)};
 }
 
-// A thread a row. Rows that share a label form a chain in row order; n_tok^2 compares of cached
-// words, 20 us at 8192 rows.
-__global__ void __launch_bounds__(256)
+inline constexpr int kColumnWarps = 8;
+
+// A warp a row. Rows that share a label form a chain in row order; n_tok^2 compares of cached
+// words.
+__global__ void __launch_bounds__(32 * kColumnWarps)
     linear_columns(const __grid_constant__ HeadParams p, const __grid_constant__ LinearParams r) {
-  __shared__ int tile[256];
-  const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  int mine = kIgnoredRow;
-  if (row < p.n_tok) {
-    mine = static_cast<int>(label_column(p, row));
-    if (mine < 0) mine = row_counts(p, row, stored_label(p, row)) ? kNoLabel : kIgnoredRow;
-    r.columns[row] = mine;
-  }
+  const int64_t row = int64_t{blockIdx.x} * kColumnWarps + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (row >= p.n_tok) return;
+  int mine = static_cast<int>(label_column(p, row));
+  if (mine < 0) mine = row_counts(p, row, stored_label(p, row)) ? kNoLabel : kIgnoredRow;
+  if (lane == 0) r.columns[row] = mine;
   if (r.d_weight_sum == nullptr) return;
-  int64_t following = -1;
   bool leads = mine >= 0;
-  for (int64_t base = 0; base < p.n_tok; base += 256) {
-    __syncthreads();
-    const int64_t other = base + threadIdx.x;
-    tile[threadIdx.x] = other < p.n_tok ? static_cast<int>(label_column(p, other)) : kIgnoredRow;
-    __syncthreads();
-    if (mine < 0) continue;
-    for (int k = 0; k < 256; ++k) {
-      if (tile[k] != mine) continue;
-      if (base + k < row) leads = false;
-      if (base + k > row && following < 0) following = base + k;
-    }
+  int64_t following = -1;
+  for (int64_t base = 0; mine >= 0 && base < p.n_tok && following < 0; base += 32) {
+    const int64_t other = base + lane;
+    const unsigned equal = __ballot_sync(~0u, other < p.n_tok && label_column(p, other) == mine);
+    // Bit i is row base + i.
+    const int64_t at = row - base;
+    const unsigned before = at >= 32 ? ~0u : at <= 0 ? 0u : (1u << at) - 1;
+    const unsigned after = at < 0 ? ~0u : at >= 31 ? 0u : ~0u << (at + 1);
+    if (equal & before) leads = false;
+    if (equal & after) following = base + __ffs(equal & after) - 1;
   }
-  if (row < p.n_tok) {
+  if (lane == 0) {
     r.next_row[row] = static_cast<int>(following);
     r.leads[row] = leads;
   }
 }
 
-// Brings the tiles of a row whose shift is not the row's to it. `thread` of `threads` share the
-// work.
-__device__ inline void settle_row(__nv_bfloat16* e, const Pair* partial, int n_tiles,
-                                  int64_t columns, float shift, int thread, int threads) {
+// Brings the tiles of row `row` of e whose shift is not the row's to it. `thread` of `threads`
+// share the work.
+__device__ inline void settle_row(const BlockedMatrix& e, int64_t row, const Pair* partial,
+                                  int n_tiles, float shift, int thread, int threads) {
+  constexpr int kTileBlocks = LogitsTile::kN / kBlockColumns;
   for (int tile = 0; tile < n_tiles; ++tile) {
     if (partial[tile].sum == 0 || partial[tile].shift == shift) continue;
     const float factor = expf(partial[tile].shift - shift);
-    const int64_t first = int64_t{tile} * LogitsTile::kN;
-    for (int64_t j = first + thread; j < min(first + LogitsTile::kN, columns); j += threads) {
-      e[j] = __float2bfloat16(__bfloat162float(e[j]) * factor);
+    const int first = tile * kTileBlocks, end = min(first + kTileBlocks, e.n_blocks);
+    for (int j = thread; j < (end - first) * kBlockColumns; j += threads) {
+      __nv_bfloat16& value = static_cast<__nv_bfloat16*>(
+          e.block(first + j / kBlockColumns))[row * kBlockColumns + j % kBlockColumns];
+      value = __float2bfloat16(__bfloat162float(value) * factor);
     }
   }
 }
 
-// One block a row of the chunk that starts at `first_row`: from the tiles' sums to the terms and to
-// the two factors of the row's gradient. The order of the sum over tiles depends on the vocabulary
-// alone.
+// One block a row of the part that starts at `first_row`, whose exponentials are the rows of e from
+// `e_row` on: from the tiles' sums to the terms and to the two factors of the row's gradient. The
+// order of the sum over tiles depends on the vocabulary alone.
 __global__ void __launch_bounds__(128)
     linear_rows(const __grid_constant__ HeadParams p, const __grid_constant__ LinearParams r,
-                int64_t first_row, bool gradients) {
+                const __grid_constant__ BlockedMatrix e, int64_t e_row, int64_t first_row,
+                bool gradients) {
   __shared__ float shared_shift, shared_scale;
   __shared__ bool shared_differ;
   const int local = blockIdx.x, lane = threadIdx.x;
@@ -124,6 +128,8 @@ __global__ void __launch_bounds__(128)
       r.softmax_scale[row] = scale;
       // q_y P - L with q_y - 1 taken whole, so that a label near certainty keeps its digits.
       if (r.row_shift != nullptr) r.row_shift[row] = shift;
+      if (r.filter.threshold > 0)
+        r.filter.inverse_sum[row] = column == kIgnoredRow ? 0.f : 1 / sums.sum;
       r.label_gain[row] = column >= 0 ? fmaf(c.p, expm1f(log_prob), c.p - c.label) : 0.f;
       shared_shift = shift;
       shared_scale = scale;
@@ -133,22 +139,22 @@ __global__ void __launch_bounds__(128)
   __syncthreads();
   if (!gradients) return;
   if (shared_differ && r.layout.strip == 0) {
-    settle_row(static_cast<__nv_bfloat16*>(r.exponentials) + local * r.layout.e_stride, partial,
-               n_tiles, p.vocab, shared_shift, threadIdx.x, blockDim.x);
+    settle_row(e, e_row + local, partial, n_tiles, shared_shift, threadIdx.x, blockDim.x);
   }
   if (r.d_weight_sum == nullptr) return;
   const float scale = shared_scale;
   for (int64_t i = 4 * threadIdx.x; i < r.d_model; i += 4 * blockDim.x) {
     float4 x = {0, 0, 0, 0};
     if (column != kIgnoredRow) x = load_bf16x4(r.hidden, row * r.hidden_stride + i);
-    store_bf16x4(r.scaled_hidden, (r.layout.strip == 0 ? local : row) * r.d_model + i,
+    store_bf16x4(r.scaled_hidden, (e_row + local) * r.d_model + i,
                  {scale * x.x, scale * x.y, scale * x.z, scale * x.w});
   }
 }
 
 // A warp a row: its exponentials of one strip, `columns` wide, relative to the row's shift.
 __global__ void __launch_bounds__(256)
-    linear_settle_strip(const __grid_constant__ LinearParams r, int64_t columns) {
+    linear_settle_strip(const __grid_constant__ LinearParams r,
+                        const __grid_constant__ BlockedMatrix e, int64_t columns) {
   const int64_t row = int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
   if (row >= r.n_tok || r.columns[row] == kIgnoredRow) return;
   const Pair* const partial = r.partial + row * r.layout.strip_tiles;
@@ -158,8 +164,100 @@ __global__ void __launch_bounds__(256)
   for (int tile = lane; tile < n_tiles; tile += 32)
     differ |= partial[tile].sum != 0 && partial[tile].shift != r.row_shift[row];
   if (!__any_sync(~0u, differ)) return;
-  settle_row(static_cast<__nv_bfloat16*>(r.exponentials) + row * r.layout.e_stride, partial,
-             n_tiles, columns, r.row_shift[row], lane, 32);
+  settle_row(e, row, partial, n_tiles, r.row_shift[row], lane, 32);
+}
+
+// The share of its softmax that row `local` of the part has in a tile, its label's column apart,
+// which is not among the exponentials: a bound from above. NaN counts as all.
+__device__ inline float share_of(const LinearParams& r, int64_t first_row, int64_t local,
+                                 int tile) {
+  const int64_t row = first_row + local;
+  const Pair sums = r.partial[local * r.layout.n_tiles + tile];
+  const float inverse = r.filter.inverse_sum[row], shift = r.row_shift[row];
+  if (inverse == 0 || sums.sum == 0) return 0;
+  float share = sums.sum * inverse * (sums.shift == shift ? 1 : expf(sums.shift - shift));
+  const int column = r.columns[row];
+  if (column >= 0 && column / LogitsTile::kN == tile) {
+    // Two ways to the same exponential agree to 2^-21.
+    const float label = expf(r.label_logit[local] - shift) * inverse;
+    share = fmaxf(share - label, 0.0f) + 0x1p-20f * label;
+  }
+  return share <= 1 ? share : 1;
+}
+
+// A thread a column tile, a block row a group of rows: a tile is kept if any row has more there
+// than the threshold.
+__global__ void __launch_bounds__(128)
+    linear_mark_tiles(const __grid_constant__ LinearParams r, int64_t first_row, int64_t rows,
+                      int64_t e_row) {
+  const int tile = blockIdx.x * 128 + threadIdx.x, n_tiles = r.layout.n_tiles;
+  if (tile >= n_tiles) return;
+  const int64_t first = blockIdx.y * kChunkRows, end = min(first + kChunkRows, rows);
+  bool kept = false;
+  for (int64_t local = first; local < end && !kept; ++local) {
+    kept = share_of(r, first_row, local, tile) > r.filter.threshold;
+  }
+  r.filter.kept[(e_row / kChunkRows + blockIdx.y) * n_tiles + tile] = kept;
+}
+
+// A warp a row: what of its softmax lies in tiles left out.
+__global__ void __launch_bounds__(256)
+    linear_skipped_mass(const __grid_constant__ LinearParams r, int64_t first_row, int64_t rows,
+                        int64_t e_row) {
+  const int64_t local = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
+  if (local >= rows) return;
+  const int lane = threadIdx.x % 32, n_tiles = r.layout.n_tiles;
+  const uint8_t* const kept = r.filter.kept + (e_row + local) / kChunkRows * n_tiles;
+  float share = 0;
+  for (int tile = lane; tile < n_tiles; tile += 32) {
+    if (kept[tile] == 0) share += share_of(r, first_row, local, tile);
+  }
+  share = warp_sum(share);
+  if (lane != 0) return;
+  const int64_t row = first_row + local;
+  const float sum = r.filter.inverse_sum[row] == 0 ? 0 : 1 / r.filter.inverse_sum[row];
+  r.filter.skipped[row] = {share, share * fabsf(r.softmax_scale[row]) * sum};
+}
+
+// A warp: where `kept(i)`, i from 0 to n - 1, into a list in ascending order; its length.
+template <class Kept>
+__device__ inline int list_kept(int n, int* entries, const Kept& kept) {
+  const int lane = threadIdx.x % 32;
+  int count = 0;
+  for (int base = 0; base < n; base += 32) {
+    const unsigned votes = __ballot_sync(~0u, base + lane < n && kept(base + lane));
+    if (votes >> lane & 1) entries[count + __popc(votes & ((1u << lane) - 1))] = base + lane;
+    count += __popc(votes);
+  }
+  return count;
+}
+
+// A warp a group of a part's rows: the column tiles that d_hidden takes.
+__global__ void __launch_bounds__(32)
+    linear_list_tiles(const __grid_constant__ LinearParams r, int64_t first_row, int64_t e_row) {
+  const int n_tiles = r.layout.n_tiles;
+  const uint8_t* const kept = r.filter.kept + (e_row / kChunkRows + blockIdx.x) * n_tiles;
+  const int count = list_kept(n_tiles, r.filter.tile_entries + int64_t{blockIdx.x} * n_tiles,
+                              [&](int tile) { return kept[tile] != 0; });
+  if (threadIdx.x == 0) r.filter.tile_counts[first_row / kChunkRows + blockIdx.x] = count;
+}
+
+// A warp a cluster tile of d_weight, the first at `first_column`: the groups of rows that it takes.
+__global__ void __launch_bounds__(32)
+    linear_list_groups(const __grid_constant__ LinearParams r, int64_t first_column, int groups) {
+  constexpr int kColumns = GradientTile::kM * GradientTile::kClusterM;
+  const int n_tiles = r.layout.n_tiles;
+  const int64_t column = first_column + int64_t{blockIdx.x} * kColumns;
+  const int first = static_cast<int>(column / LogitsTile::kN);
+  const int end = min(static_cast<int>((column + kColumns - 1) / LogitsTile::kN) + 1, n_tiles);
+  const int count =
+      list_kept(groups, r.filter.group_entries + int64_t{blockIdx.x} * groups, [&](int group) {
+        bool kept = false;
+        for (int tile = first; tile < end; ++tile)
+          kept |= r.filter.kept[int64_t{group} * n_tiles + tile] != 0;
+        return kept;
+      });
+  if (threadIdx.x == 0) r.filter.group_counts[blockIdx.x] = count;
 }
 
 // One block a row: d_hidden = softmax_scale * (sum of the vocabulary's slices, ascending) +

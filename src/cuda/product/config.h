@@ -8,6 +8,9 @@ namespace ullage::cuda {
 // Which dimension of an operand is contiguous in memory.
 enum class Major { kK, kMN };
 
+// How A lies in memory: rows of a matrix, or a BlockedMatrix.
+enum class Form { kRows, kBlocks };
+
 // How the two consumer warpgroups share the work.
 enum class Consumers {
   kInTurn,    // each takes whole 128-row tiles, one multiplies while the other is in its epilogue
@@ -29,10 +32,12 @@ struct ProductTile {
   static constexpr int kAStageBytes = kM * kK * 2;
   static constexpr int kBStageBytes = kN * kK * 2;
   static constexpr int kStageBytes = kAStageBytes + kBStageBytes;
-  // As many stages as fit 227 KiB beside the barriers and the 1 KiB the swizzle's alignment may
-  // cost.
-  static constexpr int kStages = (227 * 1024 - 2048) / kStageBytes;
-  static constexpr int kSharedBytes = kStages * kStageBytes + 2048;
+  // Where each consumer's results wait for the copy engine: two boxes of 64 rows of 128 bytes.
+  static constexpr int kStagingBytes = kSharing == Consumers::kInTurn ? 0 : 2 * 8192;
+  // As many stages as fit 227 KiB beside that, the barriers and the 1 KiB the swizzle's alignment
+  // may cost.
+  static constexpr int kStages = (227 * 1024 - 2048 - 2 * kStagingBytes) / kStageBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes + 2 * kStagingBytes + 2048;
   static constexpr int kThreads =
       384;  // a producer warpgroup and two consumers that take tiles in turn
 };

@@ -6,92 +6,115 @@
 
 #include <cuda_bf16.h>
 
+#include "cuda/product/blocked_matrix.h"
 #include "cuda/product/fragment.cuh"
 #include "cuda/product/product_sm90.cuh"
 
 namespace ullage::cuda::sm90 {
 
 // C[slice][m][n] float32: stored, or continued from what C holds (one chain of additions over
-// successive calls). Bringing the next tile's old values to L2 while this one multiplies
-// (cp.async.bulk.prefetch.L2 from the producer) made d_weight a quarter slower, H200.
+// successive calls).
 template <class Tile>
 struct ChainF32 {
+  static_assert(Tile::kConsumers == Consumers::kTogether);
   struct Params {
-    float* c;  // [k_slices][m][n], rows 16-byte aligned, n a multiple of 4
+    CUtensorMap c_map;  // f32 [k_slices][m][n], boxes of 64 rows by 32 columns, 128-byte swizzle
+    float* c;           // the same
     int64_t row_stride, slice_stride;
     int m, n;
     bool accumulate;
   };
 
-  // The thread's first element of a fragment row; its others lie 8 columns apart.
-  static __device__ __forceinline__ float* row_start(const Params& p, const TilePosition& at,
-                                                     int row, int thread) {
-    return p.c + at.slice * p.slice_stride + int64_t{at.m + row} * p.row_stride + at.n +
-           2 * (thread % 4);
-  }
-  static __device__ __forceinline__ bool interior(const Params& p, const TilePosition& at) {
-    return at.m + Tile::kM <= p.m && at.n + Tile::kN <= p.n;
+  // The old values of 32 columns, from the column 8 * first_block of the tile on.
+  static __device__ __forceinline__ void load_old(const Params& p, const TilePosition& at,
+                                                  float (&acc)[Tile::kHalves][Tile::kN / 2],
+                                                  int first_block, int first_row, int thread) {
+    const int lane_column = at.n + 2 * (thread % 4);
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const int row = at.m + first_row + fragment_row(thread, 0, pair);
+      const float* const c =
+          p.c + at.slice * p.slice_stride + int64_t{row} * p.row_stride + lane_column;
+#pragma unroll
+      for (int j = first_block; j < first_block + 4; ++j) {
+        float2 old = {0, 0};
+        if (row < p.m && lane_column + 8 * j < p.n)
+          old = *reinterpret_cast<const float2*>(c + 8 * j);
+        acc[0][4 * j + 2 * pair] = old.x;
+        acc[0][4 * j + 2 * pair + 1] = old.y;
+      }
+    }
   }
 
   static __device__ __forceinline__ bool begin(const Params& p, const TilePosition& at,
                                                float (&acc)[Tile::kHalves][Tile::kN / 2],
                                                int first_row, int thread) {
-    const bool whole = interior(p, at);
+    if (!p.accumulate) return false;
 #pragma unroll
-    for (int half = 0; half < Tile::kHalves; ++half) {
-#pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        const int row = first_row + fragment_row(thread, half, pair);
-        const float* const c = row_start(p, at, row, thread);
-        const int columns = p.n - at.n - 2 * (thread % 4);
-        const bool read = p.accumulate && (whole || at.m + row < p.m);
-#pragma unroll
-        for (int j = 0; j < Tile::kN / 8; ++j) {
-          float2 old = {0, 0};
-          if (read && (whole || 8 * j < columns)) old = *reinterpret_cast<const float2*>(c + 8 * j);
-          acc[half][4 * j + 2 * pair] = old.x;
-          acc[half][4 * j + 2 * pair + 1] = old.y;
-        }
-      }
-    }
+    for (int j = 0; j < Tile::kN / 8; j += 4) load_old(p, at, acc, j, first_row, thread);
     return true;
   }
 
-  static __device__ __forceinline__ void end(const Params& p, const TilePosition& at,
-                                             const float (&acc)[Tile::kHalves][Tile::kN / 2],
-                                             int first_row, int thread) {
-    if (interior(p, at)) {
-#pragma unroll
-      for (int half = 0; half < Tile::kHalves; ++half) {
-#pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
-          float* const c = row_start(p, at, first_row + fragment_row(thread, half, pair), thread);
-#pragma unroll
-          for (int j = 0; j < Tile::kN / 8; ++j) {
-            *reinterpret_cast<float2*>(c + 8 * j) = {acc[half][4 * j + 2 * pair],
-                                                     acc[half][4 * j + 2 * pair + 1]};
-          }
-        }
-      }
-      return;
+  // Old values come from DRAM: asked for while the tile before is multiplied.
+  static __device__ __forceinline__ void prefetch(const Params& p, const TilePosition& at,
+                                                  int first_row, int thread) {
+    if (!p.accumulate) return;
+    constexpr int kLines = Tile::kN / 32;  // of 128 bytes, a row
+    const int column = at.n + thread % kLines * 32;
+    for (int row = thread / kLines; row < 64; row += 128 / kLines) {
+      const int64_t m = at.m + first_row + row;
+      if (m < p.m && column < p.n)
+        ptx::prefetch_l2(p.c + at.slice * p.slice_stride + m * p.row_stride + column);
     }
+  }
+
+  // By way of shared memory, 32 columns at a time, so that the copy engine stores while the next
+  // product runs; what lies outside the matrix it leaves out. Odd rows take their 8-column blocks
+  // in another order: the four rows of a half warp then meet different banks. The registers of 32
+  // columns take the next tile's old values as soon as they are free.
+  static __device__ __forceinline__ bool end(const Params& p, const TilePosition& at, bool more,
+                                             const TilePosition& next,
+                                             float (&acc)[Tile::kHalves][Tile::kN / 2],
+                                             int first_row, int thread, uint8_t* staging) {
+    const bool loads = more && p.accumulate;
+    const int warpgroup_barrier = 4 + first_row / 64;
+    const bool odd = (thread / 4) & 1;
 #pragma unroll
-    for (int half = 0; half < Tile::kHalves; ++half) {
+    for (int box = 0; box < Tile::kN / 32; ++box) {
+      uint8_t* const buffer = staging + (box & 1) * 8192;
+      // The copy that read this buffer last is the one before the newest.
+      if (thread == 0) ptx::bulk_wait_reads<1>();
+      warpgroup_sync(warpgroup_barrier);
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        const int row = first_row + fragment_row(thread, half, pair);
-        if (at.m + row >= p.m) continue;
-        float* const c = row_start(p, at, row, thread);
-        const int columns = p.n - at.n - 2 * (thread % 4);
+        const int row = fragment_row(thread, 0, pair);
+        float2 blocks[4];
 #pragma unroll
-        for (int j = 0; j < Tile::kN / 8; ++j) {
-          if (8 * j < columns) {
-            *reinterpret_cast<float2*>(c + 8 * j) = {acc[half][4 * j + 2 * pair],
-                                                     acc[half][4 * j + 2 * pair + 1]};
-          }
+        for (int j = 0; j < 4; ++j) {
+          const int even_at = 4 * (4 * box + j) + 2 * pair,
+                    odd_at = 4 * (4 * box + (j ^ 2)) + 2 * pair;
+          blocks[j] = {odd ? acc[0][odd_at] : acc[0][even_at],
+                       odd ? acc[0][odd_at + 1] : acc[0][even_at + 1]};
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int block = odd ? j ^ 2 : j;
+          // 16-byte pieces of a row are exchanged by its number: the copy engine's 128-byte
+          // swizzle.
+          const int piece = (2 * block + (thread % 4) / 2) ^ (row & 7);
+          *reinterpret_cast<float2*>(buffer + row * 128 + piece * 16 + (thread & 1) * 8) =
+              blocks[j];
         }
       }
+      if (loads) load_old(p, next, acc, 4 * box, first_row, thread);
+      ptx::fence_async_shared();
+      warpgroup_sync(warpgroup_barrier);
+      if (thread == 0) {
+        tensor_store(&p.c_map, buffer, at.n + 32 * box, at.m + first_row, at.slice);
+        ptx::bulk_commit();
+      }
     }
+    return loads;
   }
 };
 
@@ -108,8 +131,9 @@ inline constexpr int kNoLabel = -1, kIgnoredRow = -2;
 template <class Tile>
 struct ScaledExponentials {
   struct Params {
-    __nv_bfloat16* e;    // [rows][e_stride], or null: statistics alone
-    int64_t e_stride;    // a multiple of 8, >= vocab; columns from vocab on are written as zeros
+    BlockedMatrix e;     // columns from vocab to the end of the last block are written as zeros
+    bool store_e;        // else statistics alone
+    int e_row;           // e's row of this call's first
     const int* columns;  // [rows]: the label's column, kNoLabel, or kIgnoredRow whose E is 0
     float2* partial;     // [rows][n_tiles]: (c, sum of e^(a - c))
     float* label_logit;  // [rows]: a_y
@@ -123,12 +147,7 @@ struct ScaledExponentials {
                                                float (&)[Tile::kHalves][Tile::kN / 2], int, int) {
     return false;
   }
-
-  static __device__ __forceinline__ float power_of_two(float x) {
-    float power;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(x));
-    return power;
-  }
+  static __device__ __forceinline__ void prefetch(const Params&, const TilePosition&, int, int) {}
 
   static __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
@@ -142,12 +161,17 @@ struct ScaledExponentials {
     return top == -INFINITY ? 0.f : 32.f * rintf(top * (1.f / 32.f));
   }
 
-  static __device__ __forceinline__ void end(const Params& p, const TilePosition& at,
+  static __device__ __forceinline__ bool end(const Params& p, const TilePosition& at, bool,
+                                             const TilePosition&,
                                              float (&acc)[Tile::kHalves][Tile::kN / 2],
-                                             int first_row, int thread) {
-    if (at.n >= p.vocab) return;
+                                             int first_row, int thread, uint8_t*) {
+    if (at.n >= p.vocab) return false;
     const int lane_column = 2 * (thread % 4);
     const float scale_log2 = p.scale * kLog2E;
+    // A tile lies within one range.
+    const int first_block = at.n / kBlockColumns, blocks = p.e.n_blocks - first_block;
+    __nv_bfloat16* const tile =
+        p.store_e ? static_cast<__nv_bfloat16*>(p.e.block(first_block)) : nullptr;
     if (at.n + Tile::kN > p.vocab) {
 #pragma unroll
       for (int j = 0; j < Tile::kN / 8; ++j) {
@@ -160,22 +184,32 @@ struct ScaledExponentials {
         }
       }
     }
+    int columns[Tile::kHalves][2];
 #pragma unroll
     for (int half = 0; half < Tile::kHalves; ++half) {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         const int row = at.m + first_row + fragment_row(thread, half, pair);
-        const bool inside = row < p.rows;
-        const int column = inside ? p.columns[row] : kIgnoredRow;
-        const int label_offset = column - p.first_column - at.n;
-        const bool label_here = column >= 0 && label_offset >= 0 && label_offset < Tile::kN;
+        columns[half][pair] = row < p.rows ? p.columns[row] : kIgnoredRow;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < Tile::kHalves; ++half) {
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const int row = at.m + first_row + fragment_row(thread, half, pair);
+        const bool inside = row < p.rows, counted = columns[half][pair] != kIgnoredRow;
+        // Unsigned: of the tile's columns alone; rows without a label lie far outside.
+        const unsigned label_offset =
+            static_cast<unsigned>(columns[half][pair]) - p.first_column - at.n;
+        const bool label_here = label_offset < Tile::kN && columns[half][pair] >= 0;
         float shift = 0;
         float sum0 = 0, sum1 = 0;
         uint32_t words[Tile::kN / 8];
 #pragma unroll
         for (int j = 0; j < Tile::kN / 8; ++j) {
-          const float e0 = power_of_two(acc[half][4 * j + 2 * pair] * scale_log2);
-          const float e1 = power_of_two(acc[half][4 * j + 2 * pair + 1] * scale_log2);
+          const float e0 = ptx::exp2_approx(acc[half][4 * j + 2 * pair] * scale_log2);
+          const float e1 = ptx::exp2_approx(acc[half][4 * j + 2 * pair + 1] * scale_log2);
           sum0 += e0;
           sum1 += e1;
           words[j] = pack_bf16(e0, e1);
@@ -183,7 +217,12 @@ struct ScaledExponentials {
         float sum = quad_sum(sum0 + sum1);
         // Written so that NaN takes the long way.
         const bool plain = sum >= kSmallest && sum <= kLargest;
-        if (__any_sync(0xffffffffu, inside && (label_here || !plain))) {
+        if (__builtin_expect(__any_sync(0xffffffffu, inside && (label_here || !plain || !counted)),
+                             false)) {
+          // Not the same value to the compiler, which would keep every exponential for this rare
+          // path.
+          float scale_again = scale_log2;
+          asm volatile("" : "+f"(scale_again));
           float top = -INFINITY;
           if (!plain) {
 #pragma unroll
@@ -200,12 +239,12 @@ struct ScaledExponentials {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
               const float a = acc[half][4 * j + 2 * pair + i] * p.scale;
-              e[i] = plain ? power_of_two(acc[half][4 * j + 2 * pair + i] * scale_log2)
-                           : power_of_two((a - shift) * kLog2E);
+              e[i] = ptx::exp2_approx(plain ? acc[half][4 * j + 2 * pair + i] * scale_again
+                                            : (a - shift) * kLog2E);
             }
             sum0 += e[0];
             sum1 += e[1];
-            const int first = 8 * j + lane_column;
+            const unsigned first = 8 * j + lane_column;
             if (label_here && (first == label_offset || first + 1 == label_offset)) {
               const int i = first == label_offset ? 0 : 1;
               p.label_logit[row] =
@@ -217,24 +256,24 @@ struct ScaledExponentials {
                 e[1] = 0;
               }
             }
-            words[j] = pack_bf16(e[0], e[1]);
+            words[j] = counted ? pack_bf16(e[0], e[1]) : 0;
           }
           sum = quad_sum(sum0 + sum1);
         }
         if (inside && thread % 4 == 0)
           p.partial[int64_t{row} * p.n_tiles + at.n / Tile::kN] = {shift, sum};
-        if (p.e == nullptr) continue;
-        __nv_bfloat16* const out = p.e + int64_t{row} * p.e_stride + at.n + 8 * (thread % 4);
-        const int64_t columns = p.e_stride - at.n - 8 * (thread % 4);
-        const bool counted = column != kIgnoredRow;
+        if (!p.store_e) continue;
+        __nv_bfloat16* out = tile + (row + p.e_row) * int64_t{kBlockColumns} + 8 * (thread % 4);
 #pragma unroll
         for (int j = 0; j < Tile::kN / 8; j += 4) {
-          uint4 block = quad_transpose(words[j], words[j + 1], words[j + 2], words[j + 3], thread);
-          if (!counted) block = {0, 0, 0, 0};
-          if (inside && 8 * j < columns) *reinterpret_cast<uint4*>(out + 8 * j) = block;
+          const uint4 words8 =
+              quad_transpose(words[j], words[j + 1], words[j + 2], words[j + 3], thread);
+          if (inside && j / 8 < blocks) *reinterpret_cast<uint4*>(out + j % 8 * 8) = words8;
+          if (j % 8 == 4) out += p.e.rows * kBlockColumns;
         }
       }
     }
+    return false;
   }
 };
 

@@ -7,6 +7,7 @@
 
 #include <cuda.h>
 
+#include "cuda/product/blocked_matrix.h"
 #include "cuda/product/config.h"
 #include "cuda/wgmma.cuh"
 
@@ -25,6 +26,24 @@ struct ProductGrid {
   __host__ __device__ int64_t tiles() const { return int64_t{m_tiles} * n_tiles * k_slices; }
 };
 
+// What the copy engine loads. A tile of A travels in two boxes of 64 rows (or columns, where m is
+// contiguous), B's in strips of 64 columns, both shared out among the cluster.
+struct ProductOperands {
+  CUtensorMap a;       // of a blocked A: the ranges before the last
+  CUtensorMap a_last;  // of a blocked A: the last range
+  CUtensorMap b;
+  BlockedMatrix blocks;  // how a blocked A is cut
+  int first_row;         // of a blocked A
+};
+
+// Which blocks of k the tiles of each cluster row take, where that is not all of them: ascending
+// entries, each for `span` adjacent blocks. A slice of k is then an even share of the entries.
+struct BlockLists {
+  const int* counts = nullptr;   // [cluster rows]
+  const int* entries = nullptr;  // [cluster rows][stride]
+  int stride = 0, span = 1;
+};
+
 namespace sm90 {
 
 inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -33,11 +52,12 @@ struct TilePosition {
   int m, n;  // first row, first column of this CTA's tile
   int slice;
   int first_block, n_blocks;
+  const int* entries;  // of a listed product: from the slice's first on
 };
 
-template <class Tile>
-__device__ __forceinline__ TilePosition locate(const ProductGrid& grid, int64_t tile, int cta_m,
-                                               int cta_n) {
+template <class Tile, bool kListed>
+__device__ __forceinline__ TilePosition locate(const ProductGrid& grid, const BlockLists& lists,
+                                               int64_t tile, int cta_m, int cta_n) {
   const int64_t per_slice = int64_t{grid.m_tiles} * grid.n_tiles;
   const int slice = static_cast<int>(tile / per_slice);
   int64_t rest = tile - slice * per_slice;
@@ -47,10 +67,27 @@ __device__ __forceinline__ TilePosition locate(const ProductGrid& grid, int64_t 
   const int group_rows = min(grid.m_group, grid.m_tiles - group * grid.m_group);
   const int n_tile = static_cast<int>(rest / group_rows);
   const int m_tile = group * grid.m_group + static_cast<int>(rest - int64_t{n_tile} * group_rows);
+  const int m = (m_tile * Tile::kClusterM + cta_m) * Tile::kM;
+  const int n = (n_tile * Tile::kClusterN + cta_n) * Tile::kN;
+  if constexpr (kListed) {
+    const int count = lists.counts[m_tile];
+    const int share = (count + grid.k_slices - 1) / grid.k_slices;
+    const int first = min(slice * share, count), taken = min(share, count - first);
+    const int* const entries = lists.entries + int64_t{m_tile} * lists.stride + first;
+    // The last entry of k may stand for fewer blocks.
+    const int last = taken > 0 ? entries[taken - 1] : 0;
+    const int beyond = taken > 0 ? max((last + 1) * lists.span - grid.k_blocks, 0) : 0;
+    return {m, n, slice, 0, taken * lists.span - beyond, entries};
+  }
   const int first = slice * grid.slice_blocks;
-  return {(m_tile * Tile::kClusterM + cta_m) * Tile::kM,
-          (n_tile * Tile::kClusterN + cta_n) * Tile::kN, slice, first,
-          min(grid.slice_blocks, grid.k_blocks - first)};
+  return {m, n, slice, first, min(grid.slice_blocks, grid.k_blocks - first), nullptr};
+}
+
+template <bool kListed>
+__device__ __forceinline__ int block_of(const TilePosition& at, const BlockLists& lists,
+                                        int index) {
+  if constexpr (!kListed) return at.first_block + index;
+  return at.entries[index / lists.span] * lists.span + index % lists.span;
 }
 
 template <Major kA, Major kB>
@@ -83,20 +120,35 @@ __device__ __forceinline__ void multiply_block(float (&acc)[Tile::kHalves][Tile:
   }
 }
 
+// 64 rows of a block of A.
+__device__ __forceinline__ void load_block(uint8_t* to, const ProductOperands& operands, int block,
+                                           int row, uint32_t barrier, uint16_t mask) {
+  const BlockedMatrix& blocks = operands.blocks;
+  const int range = blocks.range_of(block);
+  const int in_range = block + blocks.missing_blocks - range * blocks.range_blocks;
+  const bool last = range == blocks.n_ranges - 1;
+  tensor_load_multicast(to, last ? &operands.a_last : &operands.a, 0, operands.first_row + row,
+                        in_range, last ? 0 : range, barrier, mask);
+}
+
 // Launched in clusters of Tile::kCluster blocks.
 //
-// An epilogue is a struct with Params and two static functions of (params, position, acc,
-// first_row, thread), first_row being the warpgroup's first within the tile:
-//   bool begin   fills acc with C's old values (true) or leaves it (false: start at zero)
-//   void end     stores the tile
-template <class Tile, Major kA, Major kB, class Epilogue>
+// An epilogue is a struct with Params and static functions of the parameters, a tile's position,
+// its accumulators, the warpgroup's first row within the tile and the thread:
+//   bool begin      fills acc with C's old values (true) or leaves it (false: start at zero)
+//   void prefetch   may ask for the old values of the next tile
+//   bool end        stores the tile, by way of this warpgroup's Tile::kStagingBytes; may also begin
+//                   the next tile, where there is one
+template <class Tile, Form kFormA, Major kA, Major kB, class Epilogue, bool kListed>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    product_kernel(const __grid_constant__ CUtensorMap a_map,
-                   const __grid_constant__ CUtensorMap b_map, const ProductGrid grid,
-                   const typename Epilogue::Params params) {
+    product_kernel(const __grid_constant__ ProductOperands operands,
+                   const __grid_constant__ ProductGrid grid,
+                   const __grid_constant__ BlockLists lists,
+                   const __grid_constant__ typename Epilogue::Params params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   // Strips of 64 columns, shared out whole among the CTAs that share B.
   static_assert(Tile::kN % 64 == 0 && (Tile::kN / Tile::kClusterM) % 8 == 0);
+  static_assert(!kListed || Tile::kConsumers == Consumers::kTogether);
   static_assert(Tile::kM == 128 && 2 % Tile::kClusterN == 0, "A travels in two boxes of 64 rows");
   // Consumers' and producer's registers together fit the multiprocessor's 65,536.
   static_assert(128 * kProducerRegisters + 256 * kConsumerRegisters <= 65536);
@@ -108,7 +160,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   uint8_t* const a_tiles = shared;                                 // [stage][128 x 64]
   uint8_t* const b_tiles = shared + kStages * Tile::kAStageBytes;  // [stage][kN x 64]
   // Barriers of 8 bytes: a stage is full, a stage is empty.
-  const uint32_t full = shared_address(shared + kStages * Tile::kStageBytes);
+  uint8_t* const staging = shared + kStages * Tile::kStageBytes;
+  const uint32_t full = shared_address(staging + 2 * Tile::kStagingBytes);
   const uint32_t empty = full + 8 * kStages;
 
   const uint32_t rank = ptx::cluster_rank();
@@ -144,30 +197,35 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       int stage = 0;
       uint32_t parity = 1;  // a fresh barrier's previous phase counts as complete
       for (int64_t tile = first_tile; tile < n_tiles; tile += tile_step) {
-        const TilePosition at = locate<Tile>(grid, tile, cta_m, cta_n);
+        const TilePosition at = locate<Tile, kListed>(grid, lists, tile, cta_m, cta_n);
         for (int block = 0; block < at.n_blocks; ++block) {
           ptx::barrier_wait(empty + 8 * stage, parity);
           ptx::barrier_expect(full + 8 * stage, Tile::kStageBytes);
-          const int k = (at.first_block + block) * Tile::kK;
+          const int k = block_of<kListed>(at, lists, block) * Tile::kK;
           uint8_t* const a = a_tiles + stage * Tile::kAStageBytes;
           uint8_t* const b = b_tiles + stage * Tile::kBStageBytes;
           // A in boxes of 64 of its 128 rows, each CTA of a row its share; B likewise along the
           // column.
           for (int half = cta_n; half < 2; half += Tile::kClusterN) {
             const int m = at.m + half * 64;
-            tensor_load_multicast(a + half * (Tile::kAStageBytes / 2), &a_map,
-                                  kA == Major::kK ? k : m, kA == Major::kK ? m : k,
-                                  full + 8 * stage, row_mask);
+            uint8_t* const to = a + half * (Tile::kAStageBytes / 2);
+            if constexpr (kFormA == Form::kRows) {
+              tensor_load_multicast(to, &operands.a, kA == Major::kK ? k : m,
+                                    kA == Major::kK ? m : k, full + 8 * stage, row_mask);
+            } else {
+              load_block(to, operands, (kA == Major::kK ? k : m) / kBlockColumns,
+                         kA == Major::kK ? m : k, full + 8 * stage, row_mask);
+            }
           }
           if constexpr (kB == Major::kK) {
-            tensor_load_multicast(b + cta_m * (Tile::kBStageBytes / Tile::kClusterM), &b_map, k,
-                                  at.n + cta_m * (Tile::kN / Tile::kClusterM), full + 8 * stage,
+            tensor_load_multicast(b + cta_m * (Tile::kBStageBytes / Tile::kClusterM), &operands.b,
+                                  k, at.n + cta_m * (Tile::kN / Tile::kClusterM), full + 8 * stage,
                                   column_mask);
           } else {
             // Strips of 64 columns by 64 k; each CTA brings its part of every strip's k.
             constexpr int kRows = 64 / Tile::kClusterM;
             for (int strip = 0; strip < Tile::kN / 64; ++strip) {
-              tensor_load_multicast(b + strip * 8192 + cta_m * kRows * 128, &b_map,
+              tensor_load_multicast(b + strip * 8192 + cta_m * kRows * 128, &operands.b,
                                     at.n + strip * 64, k + cta_m * kRows, full + 8 * stage,
                                     column_mask);
             }
@@ -193,8 +251,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     // previous lap to take.
     const int my_turn = warpgroup, other_turn = 3 - warpgroup;
     if (kInTurn && warpgroup == 2) pass_turn(other_turn);
+    float acc[Tile::kHalves][Tile::kN / 2];
+    bool begun = false;
     for (int64_t tile = first_tile; tile < n_tiles; tile += tile_step, ++turn) {
-      const TilePosition at = locate<Tile>(grid, tile, cta_m, cta_n);
+      const TilePosition at = locate<Tile, kListed>(grid, lists, tile, cta_m, cta_n);
       if (kInTurn && (turn & 1) != warpgroup - 1) {
         // The other consumer's tile: step over its stages.
         stage += at.n_blocks;
@@ -202,10 +262,25 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         stage %= kStages;
         continue;
       }
-      float acc[Tile::kHalves][Tile::kN / 2];
-      int keep = Epilogue::begin(params, at, acc, first_row, thread) ? 1 : 0;
+      if (!begun) begun = Epilogue::begin(params, at, acc, first_row, thread);
+      const int keep = begun ? 1 : 0;
+      const bool more = !kInTurn && tile + tile_step < n_tiles;
+      const TilePosition next =
+          more ? locate<Tile, kListed>(grid, lists, tile + tile_step, cta_m, cta_n)
+               : TilePosition{};
 #pragma unroll
       for (int half = 0; half < Tile::kHalves; ++half) registers_settle(acc[half]);
+      if constexpr (kListed) {
+        if (at.n_blocks == 0) {
+          if (!begun) {
+#pragma unroll
+            for (int i = 0; i < Tile::kN / 2; ++i) acc[0][i] = 0;
+          }
+          begun = Epilogue::end(params, at, more, next, acc, first_row, thread,
+                                staging + (warpgroup - 1) * Tile::kStagingBytes);
+          continue;
+        }
+      }
       if (kInTurn) await_turn(my_turn);
       // The first block stands apart: a loop whose first trip starts from registers that loads
       // wrote makes the assembler wait after every product (C7515).
@@ -214,6 +289,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       multiply_block<Tile, kA, kB>(acc, my_a_tiles + stage * Tile::kAStageBytes,
                                    b_tiles + stage * Tile::kBStageBytes, keep);
       wgmma_commit();
+      if (more) Epilogue::prefetch(params, next, first_row, thread);
       int previous = stage;
       if (++stage == kStages) stage = 0, parity ^= 1;
       for (int block = 1; block < at.n_blocks; ++block) {
@@ -230,8 +306,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       if (kInTurn) pass_turn(other_turn);
       wgmma_wait<0>();
       if (sender) barrier_arrive_remote(empty + 8 * previous, thread);
-      Epilogue::end(params, at, acc, first_row, thread);
+      begun = Epilogue::end(params, at, more, next, acc, first_row, thread,
+                            staging + (warpgroup - 1) * Tile::kStagingBytes);
     }
+    ptx::bulk_wait_reads();  // shared memory outlives the copies from it
   }
   __syncwarp();
   ptx::cluster_sync();  // no CTA leaves while a neighbour may still signal it

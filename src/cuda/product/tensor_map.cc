@@ -1,5 +1,7 @@
 #include "cuda/product/tensor_map.h"
 
+#include <array>
+
 namespace ullage::cuda {
 namespace {
 
@@ -23,19 +25,42 @@ Encode encoder() {
   return function;
 }
 
+// Sizes and the box from the innermost dimension on; strides in bytes, of all but the innermost.
+bool encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, const void* data,
+            std::array<int64_t, 4> sizes, std::array<int64_t, 3> strides, std::array<int, 4> box) {
+  if (encoder() == nullptr) return false;
+  cuuint64_t size[4], stride[3];
+  cuuint32_t extent[4], step[4];
+  for (cuuint32_t i = 0; i < rank; ++i) {
+    size[i] = static_cast<cuuint64_t>(sizes[i]);
+    extent[i] = static_cast<cuuint32_t>(box[i]);
+    step[i] = 1;
+    if (i + 1 < rank) stride[i] = static_cast<cuuint64_t>(strides[i]);
+  }
+  return encoder()(map, type, rank, const_cast<void*>(data), size, stride, extent, step,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 }  // namespace
 
 bool encode_bf16_map(CUtensorMap* map, const void* data, int64_t rows, int64_t cols,
                      int64_t row_stride, int box_cols, int box_rows) {
-  if (encoder() == nullptr) return false;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(row_stride) * 2};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_cols), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t element_strides[2] = {1, 1};
-  return encoder()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes,
-                   strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, {cols, rows}, {row_stride * 2},
+                {box_cols, box_rows});
+}
+
+bool encode_bf16_block_map(CUtensorMap* map, const void* data, int64_t ranges, int64_t blocks,
+                           int64_t rows, int64_t range_stride) {
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, data, {64, rows, blocks, ranges},
+                {128, rows * 128, range_stride * 2}, {64, 64, 1, 1});
+}
+
+bool encode_f32_store_map(CUtensorMap* map, float* data, int64_t slices, int64_t rows, int64_t cols,
+                          int64_t row_stride) {
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, data, {cols, rows, slices},
+                {row_stride * 4, rows * row_stride * 4}, {32, 64, 1});
 }
 
 }  // namespace ullage::cuda
