@@ -1,8 +1,8 @@
 // The losses at the head on the CPU, each beside its yardstick in the same run:
-//   from_logits   against a copy of the logits (one read, one write) on the same threads
+//   from_logits   against a copy of the logits (one read, one write) on the same threads; a
+//                 distillation also against their sum with the teacher's (two reads, one write)
 //   from_hidden   against OpenBLAS's three products (logits, d_hidden, d_weight), or its first
-//   where
-//                 no gradient is asked for
+//                 where no gradient is asked for
 #include <benchmark/benchmark.h>
 #include <cblas.h>
 
@@ -137,8 +137,19 @@ void from_logits(benchmark::State& state, HeadConfig config, Shape shape, DType 
                   static_cast<size_t>(row_bytes));
     });
   };
-  double ours = 1e9, copying = 1e9;
+  // As floats, whatever they mean.
+  const auto add = [&] {
+    pool.run(shape.n_tok, [&](int64_t row, int) {
+      const int64_t floats = shape.vocab * size_of(dtype) / 4;
+      const auto* const a = reinterpret_cast<const float*>(source.get()) + row * floats;
+      const auto* const b = reinterpret_cast<const float*>(teacher.get()) + row * floats;
+      auto* const sum = reinterpret_cast<float*>(d_logits.get()) + row * floats;
+      for (int64_t j = 0; j < floats; ++j) sum[j] = a[j] + b[j];
+    });
+  };
+  double ours = 1e9, copying = 1e9, adding = 1e9;
   for (auto _ : state) {
+    if (distils) adding = std::min(adding, seconds_of(add));
     copying = std::min(copying, seconds_of([&] { copy(logits); }));
     ours = std::min(
         ours, seconds_of([&] {
@@ -147,8 +158,13 @@ void from_logits(benchmark::State& state, HeadConfig config, Shape shape, DType 
     state.SetIterationTime(ours);
   }
   benchmark::DoNotOptimize(total);
+  const int moved = 1 + distils + (gradient != Buffer::kNone);
   state.counters["copy_GB/s"] = 2 * static_cast<double>(bytes) / copying * 1e-9;
+  state.counters["GB/s"] = moved * static_cast<double>(bytes) / ours * 1e-9;
+  state.counters["rate_ratio"] = moved * copying / (2 * ours);
   state.counters["ratio"] = copying / ours;
+  if (distils) state.counters["add_ratio"] = adding / ours;
+  state.counters["MiB"] = static_cast<double>(plan.workspace_bytes()) / 1048576.0;
 }
 
 void from_hidden(benchmark::State& state, HeadConfig config, Shape shape, bool gradient,
@@ -230,6 +246,8 @@ void add_benchmarks() {
         Buffer::kInPlace, t);
     add("logits/forward_kl/f32" + at, from_logits, distil(Divergence::kForwardKl), shape,
         DType::kF32, Buffer::kOther, t);
+    add("logits/forward_kl/bf16" + at, from_logits, distil(Divergence::kForwardKl), shape,
+        DType::kBF16, Buffer::kOther, t);
     add("logits/reverse_kl/f32" + at, from_logits, distil(Divergence::kReverseKl), shape,
         DType::kF32, Buffer::kOther, t);
     add("logits/jensen_shannon/f32" + at, from_logits, distil(Divergence::kJensenShannon), shape,

@@ -230,7 +230,8 @@ struct Product {
   int64_t task_lanes(int64_t lanes, int n_threads) const {
     const int64_t tile = plan.a_is_stationary ? kTileColumns : kTileRows;
     const int64_t most = plan.stream_lanes_max / tile * tile;
-    return std::min(most, round_up((lanes + 4 * n_threads - 1) / (4 * n_threads), tile));
+    const int64_t tasks = int64_t{4} * n_threads;
+    return std::min(most, round_up((lanes + tasks - 1) / tasks, tile));
   }
 
   void run(WorkerPool& pool) {

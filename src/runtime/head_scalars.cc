@@ -82,8 +82,10 @@ double HeadScalars::default_divisor(int term) const {
     case LossKind::kZLoss:
     case LossKind::kDistillation:
       return row_count(term);
-    case LossKind::kDpo:
-      return static_cast<double>(inputs_.pairs.size / 2);
+    case LossKind::kDpo: {
+      const int64_t n_pairs = inputs_.pairs.size / 2;
+      return static_cast<double>(n_pairs);
+    }
     case LossKind::kGrpo:
     case LossKind::kGspo:
     case LossKind::kCispo:

@@ -1,7 +1,6 @@
 // Layouts, requests and sizes that users of other libraries report trouble with, on caller's memory
 // of every shape: the numbers in brackets are those of tests/reference/head_*answers_test.cc.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <cmath>
 #include <limits>
@@ -11,6 +10,7 @@
 #include "support/compare.h"
 #include "support/head_plan_case.h"
 #include "support/head_random.h"
+#include "support/run_in_memory.h"
 
 namespace ullage::test {
 namespace {
@@ -22,19 +22,6 @@ using lossk::Request;
 using lossk::Shape;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
-// Plans, runs in memory of its own, and expects no refusal.
-void run(const Shape& shape, const HeadConfig& config, const Request& request,
-         const lossk::PlanLimits& limits, const Inputs& in, const Outputs& out) {
-  const Result<HeadPlan> plan = lossk::plan(shape, config, request, limits);
-  ASSERT_TRUE(plan) << plan.status().to_string();
-  const auto bytes = static_cast<size_t>(plan->workspace_bytes());
-  auto* const workspace = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64}));
-  std::memset(workspace, 0xff, bytes);
-  const Status status = plan->run(in, out, {workspace, bytes});
-  ::operator delete(workspace, std::align_val_t{64});
-  ASSERT_TRUE(status.ok()) << status.to_string();
-}
 
 std::vector<float> floats(Rng& rng, int64_t n, double scale) {
   std::vector<float> values;
@@ -392,52 +379,6 @@ TEST(HeadLayout, IgnoredRowsAreWrittenAsZeros) {
       EXPECT_EQ(outcome.result.token_loss[row], 0.0);
     }
   }
-}
-
-// R6c: more rows than 16 bits count.
-TEST(HeadLayout, ManyRows) {
-  constexpr int64_t n = 65537, v = 3;
-  const std::vector<float> logits(n * v, 1);
-  const std::vector<int32_t> labels(n, 2);
-  std::vector<float> d_logits(n * v, NAN);
-  double total = kNan;
-  Inputs in;
-  in.logits = {logits.data(), DType::kF32, n, v, v};
-  in.labels = {labels.data(), 4, n};
-  Outputs out;
-  out.total = &total;
-  out.d_logits = {d_logits.data(), DType::kF32, n, v, v};
-  run({n, 0, v}, {.terms = {{.name = "ce"}}}, {.d_logits = true}, {}, in, out);
-  EXPECT_NEAR(total, std::log(3), 1e-7);
-  for (int64_t i = 0; i < n; ++i) ASSERT_EQ(d_logits[3 * i], d_logits[0]);
-}
-
-// R6d: rows further apart than 32 bits count, in a sparse mapping.
-TEST(HeadLayout, RowStridesBeyond32Bits) {
-  constexpr int64_t n = 3, v = 5, stride = (int64_t{1} << 31) + 7;
-  constexpr size_t bytes = (2 * stride + v) * sizeof(float);
-  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) GTEST_SKIP() << "this host maps no " << bytes << " bytes";
-  auto* const rows = static_cast<float*>(memory);
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < v; ++j)
-      rows[i * stride + j] = static_cast<float>(i == 2 && j == 4 ? 10 : 0);
-  }
-  const std::vector<int64_t> labels = {0, 1, 4};
-  std::vector<double> loss(n, kNan);
-  Inputs in;
-  in.logits = {rows, DType::kF32, n, v, stride};
-  in.labels = {labels.data(), 8, n};
-  Outputs out;
-  out.token_loss = {loss.data(), DType::kF64, n};
-  out.d_logits = {rows, DType::kF32, n, v, stride};  // in place
-  run({n, 0, v}, kSum, {.d_logits = true}, {}, in, out);
-  EXPECT_NEAR(loss[0], std::log(5), 1e-7);
-  EXPECT_NEAR(loss[2], std::log(1 + 4 * std::exp(-10.0)), 1e-7);
-  EXPECT_NEAR(rows[stride + 1], -.8, 1e-7);
-  EXPECT_NEAR(rows[2 * stride + 4], -4 * std::exp(-10.0) / (1 + 4 * std::exp(-10.0)), 1e-10);
-  munmap(memory, bytes);
 }
 
 }  // namespace
