@@ -227,11 +227,6 @@ def main() -> int:
     losses, missing = peers()
     for name, why in missing.items():
         print(f"SKIPPED: {name}: {why}")
-    records = []
-    for shape in SHAPES[:1] if options.quick else SHAPES:
-        for peaked in (False, True):
-            records.append(measure(shape, peaked, losses))
-            torch.cuda.empty_cache()
     result = {
         "benchmark": "bench/gpu/peers_torch.py",
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
@@ -239,10 +234,14 @@ def main() -> int:
         "torch": torch.__version__,
         "ullage": ullage.version(),
         "missing": missing,
-        "records": records,
+        "records": [],
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    for shape in SHAPES[:1] if options.quick else SHAPES:
+        for peaked in (False, True):
+            result["records"].append(measure(shape, peaked, losses))
+            torch.cuda.empty_cache()
+            options.output.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
