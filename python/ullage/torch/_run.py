@@ -142,6 +142,7 @@ def plan_of(
 ) -> HeadPlan:
     x, weight = tensors.input, tensors.weight
     document = dict(parsed(config))
+    filter_tolerance = document.pop("filter_tolerance", 0)  # how it is computed, not what, for the library
     rest = list(tensors.teachers)
     teachers = []
     for teacher in document.get("teachers", ()):
@@ -189,6 +190,7 @@ def plan_of(
             "budget_bytes": budget_bytes,
             "n_threads": 0 if x.is_cuda else torch.get_num_threads(),
             "accumulate": accumulate,
+            "filter_tolerance": filter_tolerance,
         },
         "device": x.device.type,
     }

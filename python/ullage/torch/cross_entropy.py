@@ -45,13 +45,16 @@ def linear_cross_entropy(
     shift: the target of position t is targets[..., t + 1]; reduction="none" then gives [..., length - 1].
     budget_bytes: the most the workspace may take; None: 256 MiB on the CPU, the kernel's own default on CUDA.
 
+    filter_tolerance: on CUDA, the share of its softmax that a row's gradient may leave out, at most, for speed
+    (docs/cuda.md says what bound follows); the loss stays exact. None: nothing is left out.
+
     Gradients are computed in the forward and scaled in the backward; for reduction="none" and a weight with a
     float32 `main_grad`, which they are added to, in the backward.
 
     With any of return_lse, return_logprobs, return_entropy: a tuple of the loss and those, in this order, each of
     the targets' shape, 0 where ignored, without a gradient (`token_logprobs` has differentiable ones).
     """
-    _refuse_missing(filter_tolerance, process_group)
+    _refuse_group(process_group)
     return _cross_entropy(
         targets,
         shift,
@@ -60,6 +63,7 @@ def linear_cross_entropy(
         losses=_losses(reduction, label_smoothing, z_loss),
         softcap=softcap,
         logits_scale=logits_scale,
+        filter_tolerance=filter_tolerance,
         hidden=hidden,
         weight=weight,
         bias=bias,
@@ -88,7 +92,7 @@ def cross_entropy(
 ) -> Any:
     """The same from logits [..., vocab]: one pass over them, forward and backward. The vocabulary is the last
     dimension, whatever the number of dimensions."""
-    _refuse_missing(None, process_group)
+    _refuse_group(process_group)
     return _cross_entropy(
         targets,
         shift,
@@ -175,13 +179,15 @@ def _cross_entropy(
     softcap: float,
     logits_scale: float,
     ignore_index: int,
+    filter_tolerance: float | None = None,
     **inputs: Any,
 ) -> Any:
     labels = targets
     if shift:
         labels, ignore_index = _shifted(targets, ignore_index), IGNORED
     more = [name for name, want in zip(("lse", "log_prob", "entropy"), wanted) if want]
-    config = to_text(losses, logits_scale=logits_scale, softcap=softcap)
+    filtered = {} if filter_tolerance is None else {"filter_tolerance": filter_tolerance}
+    config = to_text(losses, logits_scale=logits_scale, softcap=softcap, **filtered)
     per_token = reduction == "none"
     out = run_head(
         config,
@@ -210,12 +216,7 @@ def _unshifted(rows: Tensor | None, shift: bool) -> Tensor:
     return rows[..., :-1] if shift else rows
 
 
-def _refuse_missing(filter_tolerance: float | None, process_group: Any) -> None:
-    refuse(
-        filter_tolerance is not None,
-        f"filter_tolerance is {filter_tolerance}; accepted: None. Gradients here are exact",
-        NotImplementedError,
-    )
+def _refuse_group(process_group: Any) -> None:
     refuse(
         process_group is not None,
         "process_group is given; accepted: None. The vocabulary of one call lies on one device",
