@@ -129,11 +129,11 @@ typedef struct ullage_head_plan ullage_head_plan;
  * and the head's options); request (input_dtype, weight_dtype, grad_dtype, d_weight_dtype: "f64",
  * "f32", "bf16", "f16"; d_logits, d_hidden, d_weight, d_bias, d_adapter, entropy, policy_metrics);
  * limits (budget_bytes, chunk, n_threads, implementation: "auto", "fused", "per_term"; for "cuda"
- * also accumulate and filter_tolerance); device: "cpu" or "cuda". Fields have the names and defaults
- * of lossk::Request, PlanLimits, CudaLinearHeadOptions and HeadConfig.
- * Errors: 699 for a malformed document, 681 for a name that is none, and those of lossk::plan; for
- * "cuda", of lossk::plan_cuda and plan_cuda_linear. A plan for CUDA needs no device and is then an
- * H200's; on a host with devices it is the current one's. *plan is null on refusal. */
+ * also accumulate and filter_tolerance); device: "cpu" or "cuda". Fields have the names and
+ * defaults of lossk::Request, PlanLimits, CudaLinearHeadOptions and HeadConfig. Errors: 699 for a
+ * malformed document, 681 for a name that is none, and those of lossk::plan; for "cuda", of
+ * lossk::plan_cuda and plan_cuda_linear. A plan for CUDA needs no device and is then an H200's; on
+ * a host with devices it is the current one's. *plan is null on refusal. */
 ULLAGE_API int ullage_head_plan_create(const char* request_json, ullage_head_plan** plan,
                                        char** message);
 
