@@ -30,6 +30,7 @@ def main() -> None:
         "device": device(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "commit": version(),
+        **{key: told["context"][key] for key in ("openblas", "ullage") if key in told["context"]},
         "load_average": told["context"]["load_avg"],  # as the run began: above 1, others had the machine too
     }
     lines = ",\n".join(f"  {json.dumps(record)}" for record in records)

@@ -51,7 +51,7 @@ enum class SumOrder : uint8_t {
 // Of one operand, at most this much lies packed in the workspace at a time. With less C is read and
 // written more often: once for each piece.
 inline constexpr int64_t kMostPackedBytes = int64_t{4} << 20;
-inline constexpr int64_t kLeastPackedBytes = int64_t{1} << 20;
+inline constexpr int64_t kLeastPackedBytes = int64_t{1} << 19;
 
 // What `product` wants in `workspace`; bounded (by `packed_bytes` and 384 KiB per thread) whatever
 // the shape, and enough for every shape within this one. `accumulate` is the type of C.

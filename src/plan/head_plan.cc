@@ -223,19 +223,24 @@ std::string against_strips(const HeadLayout& layout) {
 // The weight, and its gradient, come and go once for every chunk: under a budget, strips of half
 // the columns and a smaller packing cost less than another chunk.
 Status choose_strips(HeadLayout& layout, const PlanLimits& limits) {
+  struct Candidate {
+    int64_t strip, packed_bytes;
+  };
+  constexpr Candidate kCandidates[] = {{kStrip, cpu::kMostPackedBytes},
+                                       {kStrip, cpu::kMostPackedBytes / 4},
+                                       {kNarrowStrip, cpu::kMostPackedBytes / 4},
+                                       {kNarrowStrip, cpu::kLeastPackedBytes}};
   const int64_t every_row = std::min(kStripRows, std::max<int64_t>(layout.shape.n_tok, 1));
   const std::vector<Rejection> rejections = layout.rejections;
-  const auto choose = [&](int64_t strip, int64_t packed_bytes) {
+  Status status = kHeadOk;
+  for (const Candidate& candidate : kCandidates) {
     layout.rejections = rejections;
-    layout.packed_bytes = packed_bytes;
-    set_strip(layout, strip);
-    return choose_chunk(layout, limits, kStripRows);
-  };
-  Status status = choose(kStrip, cpu::kMostPackedBytes);
-  if (status.ok() && (limits.chunk > 0 || layout.chunk >= every_row)) return status;
-  status = choose(kStrip, cpu::kLeastPackedBytes);
-  if (status.ok() && layout.chunk >= every_row) return status;
-  return choose(kNarrowStrip, cpu::kLeastPackedBytes);
+    layout.packed_bytes = candidate.packed_bytes;
+    set_strip(layout, candidate.strip);
+    status = choose_chunk(layout, limits, kStripRows);
+    if (status.ok() && (limits.chunk > 0 || layout.chunk >= every_row)) break;
+  }
+  return status;
 }
 
 // Whole rows of logits in a chunk, or strips of their columns. Strips take a fixed amount of
