@@ -483,9 +483,13 @@ int main_of(int argc, char** argv) {
                              .d_weight = true};
       Request forward = train;
       forward.d_hidden = forward.d_weight = false;
+      Request rounding = train;
+      rounding.d_weight_dtype = DType::kBF16;
       Job ours(head, config, train, 0, kind.filter_tolerance),
-          grpo(head, policy, train, 0, kind.filter_tolerance), look(head, config, forward, 0);
-      double products_ms = 1e30, ours_ms = 0, forward_ms = 0, grpo_ms = 0, logits_ms = 0;
+          grpo(head, policy, train, 0, kind.filter_tolerance), look(head, config, forward, 0),
+          rounded(head, config, rounding, 0, kind.filter_tolerance);
+      double products_ms = 1e30, ours_ms = 0, forward_ms = 0, grpo_ms = 0, logits_ms = 0,
+             rounded_ms = 0;
       int64_t best_chunk = 0;
       {
         Buffer<__nv_bfloat16> logits(std::min<int64_t>(4096, size.n) * size.v);
@@ -498,8 +502,8 @@ int main_of(int argc, char** argv) {
         const std::vector<double> ms =
             medians({[&] { look.run(); },
                      [&] { three_products(products, head, logits.get(), best_chunk, 1); },
-                     [&] { grpo.run(); }, [&] { ours.run(); }});
-        forward_ms = ms[0], logits_ms = ms[1], grpo_ms = ms[2] / ms[3];
+                     [&] { grpo.run(); }, [&] { ours.run(); }, [&] { rounded.run(); }});
+        forward_ms = ms[0], logits_ms = ms[1], grpo_ms = ms[2] / ms[3], rounded_ms = ms[4] / ms[3];
       }
       FilterReport report;
       if (kind.filter_tolerance > 0) report = ours.report();
@@ -523,15 +527,16 @@ int main_of(int argc, char** argv) {
           "\"filter_tolerance\": %g, \"kept_tiles\": %.4f, \"largest_share_left_out\": %.3e, "
           "\"products_ms\": %.4f, \"products_chunk\": %ld, \"ours_ms\": %.4f, \"ratio\": %.4f, "
           "\"tflops\": %.1f, \"chunk\": %ld, \"workspace_bytes\": %ld, \"forward_ms\": %.4f, "
-          "\"forward_over_logits_product\": %.4f, \"grpo_over_ce\": %.4f, \"error\": "
+          "\"forward_over_logits_product\": %.4f, \"grpo_over_ce\": %.4f, "
+          "\"bf16_d_weight_over_f32\": %.4f, \"error\": "
           "{\"d_hidden\": %.3e, \"d_weight\": %.3e, "
           "\"loss\": %.3e}, \"eager_error\": {\"d_hidden\": %.3e, \"d_weight\": %.3e, \"loss\": "
           "%.3e}}",
           records.empty() ? "" : ",", size.n, size.d, size.v, kind.rows, kind.filter_tolerance,
           report.kept, report.largest_share, products_ms, best_chunk, ours_ms,
           ours_ms / products_ms, operations / ours_ms * 1e-9, ours.plan.chunk(),
-          ours.plan.workspace_bytes(), forward_ms, forward_ms / logits_ms, grpo_ms, mine.d_hidden,
-          mine.d_weight, mine.loss, eager.d_hidden, eager.d_weight, eager.loss);
+          ours.plan.workspace_bytes(), forward_ms, forward_ms / logits_ms, grpo_ms, rounded_ms,
+          mine.d_hidden, mine.d_weight, mine.loss, eager.d_hidden, eager.d_weight, eager.loss);
       records += record;
     }
   }

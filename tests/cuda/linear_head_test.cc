@@ -514,6 +514,32 @@ TEST_F(CudaLinearHead, TheSameBitsWithExponentialsLodgedInDWeight) {
   expect_oracle(draw(rng, mixes()[2], 300, 320, 2500), {.budget_bytes = 4000000});
 }
 
+// The same in a bf16 d_weight, which the product rounds: rows of labels, some of many rows, wait in
+// float32.
+TEST_F(CudaLinearHead, TheSameBitsWithExponentialsLodgedInABF16DWeight) {
+  for (const size_t mix : {0, 2, 5}) {
+    Case drawn = draw(rng, mixes()[mix], 200, 320, 2500);
+    for (size_t i = 0; i < 100; ++i) {
+      int64_t& label = drawn.head.inputs.labels[i];
+      if (label >= 0) label = label % 3 == 0 ? 2499 : label % 7;
+    }
+    const RunOptions small = {.budget_bytes = 4000000, .round_d_weight = true};
+    const RunResult whole =
+        run(drawn.head.config, drawn.head.inputs, {.chunk = 256, .round_d_weight = true});
+    const RunResult lodged = run(drawn.head.config, drawn.head.inputs, small);
+    ASSERT_TRUE(lodged.checked.ok()) << lodged.checked.to_string();
+    EXPECT_EQ(whole.lodged_rows, 0);
+    EXPECT_EQ(lodged.lodged_rows, 200);
+    EXPECT_EQ(lodged.mode, "chunk");
+    expect_same_bits(whole, lodged, "bf16 d_weight");
+    EXPECT_EQ(whole.d_weight_rounded, lodged.d_weight_rounded);
+    expect_oracle(drawn, small);
+    RunOptions added = small;
+    added.accumulate = true;
+    EXPECT_EQ(run(drawn.head.config, drawn.head.inputs, added).ran.code(), kHeadShapeMismatch);
+  }
+}
+
 // A row's bits do not depend on its neighbours.
 TEST_F(CudaLinearHead, TheSameBitsInEveryBatch) {
   const Case drawn = draw(rng, named({{.divisor = 7}}), 300, 64, 700);

@@ -56,6 +56,12 @@ TEST(CudaLinearPlan, LodgesExponentialsInDWeight) {
   EXPECT_EQ(small->n_chunks(), 1);
   EXPECT_EQ(small->operations(), 6.0 * 2048 * 4096 * 151936);
   EXPECT_LE(small->workspace_bytes(), 64 << 20);
+  const auto rounded =
+      plan_cuda_linear({2048, 4096, 151936}, cross_entropy(), training(DType::kBF16), {});
+  ASSERT_TRUE(rounded.ok());
+  EXPECT_EQ(rounded->lodged_rows(), 2048);
+  EXPECT_EQ(rounded->mode(), "chunk");
+  EXPECT_LE(rounded->workspace_bytes(), int64_t{512} << 20);
   for (const CudaLinearHeadOptions& options :
        {CudaLinearHeadOptions{.accumulate = true}, CudaLinearHeadOptions{.chunk = 256}}) {
     const auto apart = plan_cuda_linear({8192, 4096, 128256}, cross_entropy(), training(), options);

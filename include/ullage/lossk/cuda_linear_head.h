@@ -80,8 +80,9 @@ class ULLAGE_API CudaLinearHeadPlan {
   const std::string& mode() const;
   int64_t chunk() const;     // rows that one d_weight product sums, at most
   int64_t n_chunks() const;  // passes over d_weight
-  // Rows whose exponentials lie in the memory of the f32 d_weight until it is written: up to
-  // 2 d_model rows need no workspace of their own that way. 0: none.
+  // Rows whose exponentials lie in the memory of d_weight until it is written: up to 2 d_model rows
+  // in an f32 one, or all rows, up to d_model of them, in a bf16 one, need no workspace of their
+  // own that way. 0: none.
   int64_t lodged_rows() const;
   const std::vector<Booking>& bookings() const;  // of the workspace; they add up to it
   int64_t workspace_bytes() const;

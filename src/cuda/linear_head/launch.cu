@@ -31,11 +31,15 @@ Status map_operand(CUtensorMap& map, const Operand& x, int box_cols, int box_row
                                       " x " + std::to_string(x.cols) + " bf16"};
 }
 
+Status map_refused(int64_t rows, int64_t cols) {
+  return {kCudaUnsupportedDevice, "the driver refused a tensor map of " + std::to_string(rows) +
+                                      " x " + std::to_string(cols)};
+}
+
 Status map_sums(CUtensorMap& map, float* data, int64_t slices, int64_t rows, int64_t cols,
                 int64_t row_stride) {
   if (product::encode_f32_store_map(&map, data, slices, rows, cols, row_stride)) return kCudaOk;
-  return {kCudaUnsupportedDevice, "the driver refused a tensor map of " + std::to_string(rows) +
-                                      " x " + std::to_string(cols) + " f32"};
+  return map_refused(rows, cols);
 }
 
 template <class Tile>
@@ -177,20 +181,12 @@ Status start_hidden_gradient(const LinearParams& r, const Part& part, cudaStream
   return kCudaOk;
 }
 
-// sum (+)= E^T scaled_hidden over all of E's rows, for the `columns` columns that E's last range
-// holds; `sum` starts at the first of them.
-Status start_weight_range(const LinearParams& r, const BlockedMatrix& e, int64_t first_column,
-                          int64_t columns, float* sum, bool keeps_old, cudaStream_t stream) {
-  using Epilogue = sm90::ChainF32<GradientTile>;
-  Epilogue::Params params{{},
-                          sum,
-                          r.d_weight_sum_stride,
-                          0,
-                          static_cast<int>(columns),
-                          static_cast<int>(r.d_model),
-                          keeps_old};
-  ULLAGE_RETURN_IF_REFUSED(
-      map_sums(params.c_map, sum, 1, columns, r.d_model, r.d_weight_sum_stride));
+// A product of E^T scaled_hidden over all of E's rows, for the `columns` columns that E's last
+// range holds, the vocabulary's from first_column on.
+template <class Epilogue>
+Status start_weight_product(const LinearParams& r, const BlockedMatrix& e, int64_t first_column,
+                            int64_t columns, const typename Epilogue::Params& params,
+                            cudaStream_t stream) {
   ProductOperands operands = {};
   ULLAGE_RETURN_IF_REFUSED(map_blocked(operands, e, 0));
   ULLAGE_RETURN_IF_REFUSED(
@@ -210,7 +206,39 @@ Status start_weight_range(const LinearParams& r, const BlockedMatrix& e, int64_t
       "linear_head d_weight", operands, grid, params, stream);
 }
 
-// d_weight_sum (+)= E^T scaled_hidden; the sum starts at E's first column. Range by range,
+// Into the float32 sum, which starts at E's first column, or rounded into d_weight.
+Status start_weight_range(const LinearParams& r, const BlockedMatrix& e, int64_t first_column,
+                          int64_t columns, bool keeps_old, cudaStream_t stream) {
+  if (r.label_sums != nullptr) {
+    using Epilogue = sm90::RoundOnce<GradientTile>;
+    Epilogue::Params params{{},
+                            r.label_slots + first_column,
+                            r.label_sums,
+                            static_cast<int>(columns),
+                            static_cast<int>(r.d_model)};
+    void* const out =
+        static_cast<__nv_bfloat16*>(r.d_weight_rounded) + first_column * r.d_weight_rounded_stride;
+    if (!product::encode_bf16_store_map(&params.c_map, out, columns, r.d_model,
+                                        r.d_weight_rounded_stride)) {
+      return map_refused(columns, r.d_model);
+    }
+    return start_weight_product<Epilogue>(r, e, first_column, columns, params, stream);
+  }
+  using Epilogue = sm90::ChainF32<GradientTile>;
+  float* const sum = r.d_weight_sum + first_column * r.d_weight_sum_stride;
+  Epilogue::Params params{{},
+                          sum,
+                          r.d_weight_sum_stride,
+                          0,
+                          static_cast<int>(columns),
+                          static_cast<int>(r.d_model),
+                          keeps_old};
+  ULLAGE_RETURN_IF_REFUSED(
+      map_sums(params.c_map, sum, 1, columns, r.d_model, r.d_weight_sum_stride));
+  return start_weight_product<Epilogue>(r, e, first_column, columns, params, stream);
+}
+
+// d_weight (+)= E^T scaled_hidden; a float32 sum starts at E's first column. Range by range,
 // ascending: each may overwrite the exponentials of the one before it.
 Status start_weight_gradient(const LinearParams& r, const BlockedMatrix& e, int64_t columns,
                              bool keeps_old, cudaStream_t stream) {
@@ -223,9 +251,8 @@ Status start_weight_gradient(const LinearParams& r, const BlockedMatrix& e, int6
     only.last = e.block(first_block);
     const int64_t first_column = int64_t{first_block} * product::kBlockColumns;
     const int64_t end_column = std::min(int64_t{end_block} * product::kBlockColumns, columns);
-    ULLAGE_RETURN_IF_REFUSED(start_weight_range(
-        r, only, first_column, end_column - first_column,
-        r.d_weight_sum + first_column * r.d_weight_sum_stride, keeps_old, stream));
+    ULLAGE_RETURN_IF_REFUSED(
+        start_weight_range(r, only, first_column, end_column - first_column, keeps_old, stream));
     first_block = end_block;
   }
   return kCudaOk;
@@ -239,7 +266,7 @@ Status finish_weight_gradient(const LinearParams& r, int64_t first_column, int64
                                                                               columns);
     ULLAGE_RETURN_IF_CUDA_FAILS("linear_head label rows of d_weight", cudaGetLastError());
   }
-  if (r.d_weight_rounded != nullptr) {
+  if (r.d_weight_rounded != nullptr && r.label_sums == nullptr) {
     linear_round_weight<<<static_cast<unsigned>(columns), 256, 0, stream>>>(r, first_column);
     ULLAGE_RETURN_IF_CUDA_FAILS("linear_head rounding of d_weight", cudaGetLastError());
   }
@@ -284,8 +311,12 @@ BlockedMatrix lodged_in_weight(const LinearParams& r) {
   // Whole cluster tiles of d_weight and of the logits lie in one range.
   const int64_t end = divide_up(r.vocab, kStripColumns) * kStripColumns;
   e.missing_blocks = static_cast<int>((columns - end) / product::kBlockColumns);
-  e.first = r.d_weight_sum + (r.layout.range_columns - (columns - end)) * r.d_model;
-  e.range_stride = r.layout.range_columns * r.d_model * 2;
+  const int64_t second_range = (r.layout.range_columns - (columns - end)) * r.d_model;
+  const bool rounds = r.label_sums != nullptr;
+  e.first = rounds
+                ? static_cast<void*>(static_cast<__nv_bfloat16*>(r.d_weight_rounded) + second_range)
+                : r.d_weight_sum + second_range;
+  e.range_stride = r.layout.range_columns * r.d_model * (rounds ? 1 : 2);
   return e;
 }
 
@@ -313,7 +344,7 @@ Status for_each_part(const LinearParams& r, int64_t first, const RowGroup& group
 
 // Groups of rows over the whole vocabulary.
 Status launch_groups(HeadParams p, const LinearParams& r, cudaStream_t stream) {
-  const bool gradients = r.d_hidden != nullptr || r.d_weight_sum != nullptr;
+  const bool gradients = r.d_hidden != nullptr || r.wants_d_weight();
   const bool sequences = p.n_sequence_terms > 0 && r.n_tok > 0;
   const bool one_part = r.layout.longest_part() >= r.n_tok;
   const int n_tiles = r.layout.n_tiles;
@@ -349,11 +380,11 @@ Status launch_groups(HeadParams p, const LinearParams& r, cudaStream_t stream) {
             start_hidden_product(r, part, r.layout.vocab_slices, false, stream));
         return start_hidden_gradient(r, part, stream);
       }));
-      if (r.d_weight_sum == nullptr) return kCudaOk;
+      if (!r.wants_d_weight()) return kCudaOk;
       return start_weight_gradient(r, e, r.vocab, keeps_old || first > 0, stream);
     }));
   }
-  if (r.d_weight_sum == nullptr) return kCudaOk;
+  if (!r.wants_d_weight()) return kCudaOk;
   if (r.n_tok == 0 && !keeps_old) {
     ULLAGE_RETURN_IF_CUDA_FAILS(
         "linear_head d_weight of no rows",
@@ -393,6 +424,11 @@ Status launch_strips(const HeadParams& p, const LinearParams& r, cudaStream_t st
 
 Status launch_linear_head(const HeadParams& p, const LinearParams& r, CUstream_st* stream) {
   ULLAGE_RETURN_IF_REFUSED(launch_census(p, stream));
+  if (r.label_slots != nullptr) {
+    ULLAGE_RETURN_IF_CUDA_FAILS(
+        "linear_head label slots",
+        cudaMemsetAsync(r.label_slots, 0xff, static_cast<size_t>(r.vocab) * sizeof(int), stream));
+  }
   if (r.n_tok > 0) {
     linear_columns<<<static_cast<unsigned>(divide_up(r.n_tok, kColumnWarps)), 32 * kColumnWarps, 0,
                      stream>>>(p, r);

@@ -43,7 +43,13 @@ struct LinearParams {
   int64_t d_hidden_stride = 0, d_weight_sum_stride = 0, d_weight_rounded_stride = 0;
   bool accumulate = false;
 
+  bool wants_d_weight() const { return d_weight_sum != nullptr || d_weight_rounded != nullptr; }
+
   // Workspace. c: rows of the longest part (config.h).
+  // Where d_weight is bf16 and its memory holds exponentials: its product rounds, and the rows of
+  // labels wait in float32 for what their labels add.
+  int* label_slots = nullptr;      // [vocab] the first row with that label, or -1
+  float* label_sums = nullptr;     // [n_tok][d_model], by slot
   int* columns = nullptr;          // [n_tok] label columns, kNoLabel, kIgnoredRow
   int* next_row = nullptr;         // [n_tok] the next row with the same label, or -1
   uint8_t* leads = nullptr;        // [n_tok] no earlier row has the label

@@ -95,8 +95,14 @@ void take_workspace(const ScaledExponentials& state, cuda::WorkspaceSlices& slic
   const int64_t group_rows = strips ? n : layout.longest_group();
   const int64_t part_rows = strips ? n : layout.longest_part();
   if (strips || state.filters()) slices.take(r.row_shift, "row shifts", n * 4);
-  if (is_rounded(state.request))
-    slices.take(r.d_weight_sum, "d_weight in f32", (strips ? layout.strip : v) * d * 4);
+  if (is_rounded(state.request)) {
+    if (layout.lodged.rows > 0) {
+      slices.take(r.label_slots, "rows of the label columns", v * 4);
+      slices.take(r.label_sums, "label columns of d_weight in f32", n * d * 4);
+    } else {
+      slices.take(r.d_weight_sum, "d_weight in f32", (strips ? layout.strip : v) * d * 4);
+    }
+  }
   if (gradients) {
     const int64_t kept = strips ? n * layout.strip : layout.chunk.rows * whole_blocks(v);
     slices.take(r.exponentials,
@@ -231,10 +237,11 @@ Status check_linear_inputs(const Shape& shape, const HeadConfig& config, const R
   if (Status status = cuda::check_row_inputs(shape, config, request, inputs, outputs); !status.ok())
     return status;
   if (outputs.entropy || !outputs.argmax.empty() || !outputs.correct.empty()) {
-    return {kHeadUnknownKind,
-            std::string(cuda::kScaledExponentials) +
-                " does not make entropy, argmax or correct; accepted: without them, or the kernel " +
-                std::string(cuda::kChunkedProducts)};
+    return {
+        kHeadUnknownKind,
+        std::string(cuda::kScaledExponentials) +
+            " does not make entropy, argmax or correct; accepted: without them, or the kernel " +
+            std::string(cuda::kChunkedProducts)};
   }
   if (request.d_hidden && n > 0) {
     Status status = check_operand("d_hidden", outputs.d_hidden, DType::kBF16, n, d);
@@ -270,9 +277,10 @@ double waves_of_ranges(const Shape& shape, int64_t range_columns, int64_t n_rang
   return waves;
 }
 
-// The first group's exponentials in d_weight's memory: 2 d_model rows fit there, and the last range
-// in the workspace. Fewest passes over d_weight first, then the longest parts, then the fewest
-// waves. False where nothing fits the budget, or the vocabulary is one range.
+// The first group's exponentials in d_weight's memory: 2 d_model rows fit there where it is f32,
+// d_model where it is bf16, which has to be the only group; the last range is in the workspace.
+// Fewest passes over d_weight first, then the longest parts, then the fewest waves. False where
+// nothing fits the budget, or the vocabulary is one range.
 bool lay_lodged(ScaledExponentials& state, int64_t budget) {
   const int64_t n = state.shape.n_tok, d = state.shape.d_model, v = state.shape.vocab;
   const int64_t end = cuda::divide_up(v, cuda::kStripColumns) * cuda::kStripColumns;
@@ -280,8 +288,9 @@ bool lay_lodged(ScaledExponentials& state, int64_t budget) {
   lay_chunks(state, 0);
   const auto lay_ranges = [&](int64_t range_columns, int64_t part) {
     // Range r of the exponentials has to fit d_weight's range r + 1, and that may end early.
-    int64_t rows = 2 * d * (range_columns - (end - v)) / range_columns;
-    rows = rows >= n ? n : rows / cuda::kChunkRows * cuda::kChunkRows;
+    const bool rounds = is_rounded(state.request);
+    int64_t rows = (rounds ? 1 : 2) * d * (range_columns - (end - v)) / range_columns;
+    rows = rows >= n ? n : rounds ? 0 : rows / cuda::kChunkRows * cuda::kChunkRows;
     layout.lodged = {rows, std::min(rows, part)};
     layout.range_columns = range_columns;
     layout.n_ranges = static_cast<int>(cuda::divide_up(end, range_columns));
@@ -312,7 +321,9 @@ bool lay_lodged(ScaledExponentials& state, int64_t budget) {
     const int64_t most = cuda::divide_up(rest > 0 ? rest : n, cuda::kChunkRows) * cuda::kChunkRows;
     const int64_t allowed = rest > 0 ? budget : booked_bytes(state);
     int64_t chunk = ranges.chunk.rows;
-    while (chunk < most && fits(chunk + cuda::kChunkRows, part, allowed)) chunk += cuda::kChunkRows;
+    while (!is_rounded(state.request) && chunk < most &&
+           fits(chunk + cuda::kChunkRows, part, allowed))
+      chunk += cuda::kChunkRows;
     if (chunk > 0) chunk = even_chunk(most, chunk);
     layout.chunk = {chunk, std::min(chunk, part)};
     const int64_t passes = layout.n_groups(n);
@@ -348,8 +359,7 @@ Status choose_layout(ScaledExponentials& state, const CudaLinearHeadOptions& opt
     largest = std::min(n, largest + cuda::kChunkRows);
   }
   // Exponentials in d_weight's memory save passes over it.
-  if (state.request.d_weight && !is_rounded(state.request) && !options.accumulate && largest < n &&
-      lay_lodged(state, budget)) {
+  if (state.request.d_weight && !options.accumulate && largest < n && lay_lodged(state, budget)) {
     const int64_t passes = state.layout.n_groups(n);
     if (largest == 0 || passes < cuda::divide_up(n, largest)) return kHeadOk;
   }
@@ -405,7 +415,7 @@ int launches_of(const ScaledExponentials& state) {
   if (request.d_weight) {
     launches += static_cast<int>(layout.n_groups(n)) +
                 (layout.lodged.rows > 0 ? layout.n_ranges - 1 : 0) + (n > 0 ? 1 : 0) +
-                (is_rounded(request) ? 1 : 0);
+                (is_rounded(request) ? 1 : 0);  // its rounding, or the reset of its label slots
   }
   if (state.filters()) {
     launches += 3 * parts + (request.d_weight ? static_cast<int>(layout.n_groups(n)) : 0) +
@@ -445,11 +455,10 @@ Status ScaledExponentials::run(CUstream_st* stream, const Inputs& inputs, const 
     r.d_hidden = outputs.d_hidden.data;
     r.d_hidden_stride = outputs.d_hidden.row_stride;
   }
-  if (state.request.d_weight && !is_rounded(state.request)) {
-    r.d_weight_sum = static_cast<float*>(outputs.d_weight.data);
-    r.d_weight_sum_stride = outputs.d_weight.row_stride;
+  if (state.request.d_weight) {
     // What d_weight holds is wanted, or it has gaps that are not the library's.
-    if (r.layout.lodged.rows > 0 && (r.accumulate || r.d_weight_sum_stride != r.d_model)) {
+    const bool apart = r.accumulate || outputs.d_weight.row_stride != r.d_model;
+    if (r.layout.lodged.rows > 0 && apart) {
       if (r.layout.chunk.rows == 0) {
         return {kHeadShapeMismatch,
                 "d_weight is " + std::string(r.accumulate ? "accumulated" : "not contiguous") +
@@ -465,6 +474,9 @@ Status ScaledExponentials::run(CUstream_st* stream, const Inputs& inputs, const 
     r.d_weight_sum_stride = state.shape.d_model;
     r.d_weight_rounded = outputs.d_weight.data;
     r.d_weight_rounded_stride = outputs.d_weight.row_stride;
+  } else if (state.request.d_weight) {
+    r.d_weight_sum = static_cast<float*>(outputs.d_weight.data);
+    r.d_weight_sum_stride = outputs.d_weight.row_stride;
   }
   // Segments and pairs that no term of the plan asks for are not counted.
   if (p.segment_tokens == nullptr) {

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps)
   int mine = static_cast<int>(label_column(p, row));
   if (mine < 0) mine = row_counts(p, row, stored_label(p, row)) ? kNoLabel : kIgnoredRow;
   if (lane == 0) r.columns[row] = mine;
-  if (r.d_weight_sum == nullptr) return;
+  if (r.next_row == nullptr) return;
   bool leads = mine >= 0;
   int64_t following = -1;
   for (int64_t base = 0; mine >= 0 && base < p.n_tok && following < 0; base += 32) {
@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps)
   if (lane == 0) {
     r.next_row[row] = static_cast<int>(following);
     r.leads[row] = leads;
+    if (leads && r.label_slots != nullptr) r.label_slots[mine] = static_cast<int>(row);
   }
 }
 
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(128)
   if (shared_differ && r.layout.strip == 0) {
     settle_row(e, e_row + local, partial, n_tiles, shared_shift, threadIdx.x, blockDim.x);
   }
-  if (r.d_weight_sum == nullptr) return;
+  if (r.scaled_hidden == nullptr) return;
   const float scale = shared_scale;
   for (int64_t i = 4 * threadIdx.x; i < r.d_model; i += 4 * blockDim.x) {
     float4 x = {0, 0, 0, 0};
@@ -294,14 +295,16 @@ __global__ void __launch_bounds__(256)
 // d_weight[label] += label_gain * hidden over the rows that share a label, in row order and in
 // float64: a frequent label is the one sum of the head that grows with n_tok. One block a label, so
 // no two blocks touch one row of d_weight. Labels outside [first_column, first_column + columns)
-// are left to others; d_weight_sum starts at first_column.
+// are left to others; d_weight_sum starts at first_column. Rows that wait in label_sums are
+// rounded.
 __global__ void __launch_bounds__(256)
     linear_label_gradient(const __grid_constant__ LinearParams r, int64_t first_column,
                           int64_t columns) {
   const int64_t head = blockIdx.x;
   const int64_t column = r.columns[head] - first_column;
   if (!r.leads[head] || column < 0 || column >= columns) return;
-  float* const out = r.d_weight_sum + column * r.d_weight_sum_stride;
+  float* const out = r.label_sums != nullptr ? r.label_sums + head * r.d_model
+                                             : r.d_weight_sum + column * r.d_weight_sum_stride;
   for (int64_t i = 4 * threadIdx.x; i < r.d_model; i += 4 * blockDim.x) {
     const float4 before = *reinterpret_cast<const float4*>(out + i);
     double sum[4] = {before.x, before.y, before.z, before.w};
@@ -313,8 +316,13 @@ __global__ void __launch_bounds__(256)
       sum[2] = fma(gain, static_cast<double>(x.z), sum[2]);
       sum[3] = fma(gain, static_cast<double>(x.w), sum[3]);
     }
-    *reinterpret_cast<float4*>(out + i) = {static_cast<float>(sum[0]), static_cast<float>(sum[1]),
-                                           static_cast<float>(sum[2]), static_cast<float>(sum[3])};
+    const float4 after = {static_cast<float>(sum[0]), static_cast<float>(sum[1]),
+                          static_cast<float>(sum[2]), static_cast<float>(sum[3])};
+    if (r.label_sums != nullptr) {
+      store_bf16x4(r.d_weight_rounded, column * r.d_weight_rounded_stride + i, after);
+    } else {
+      *reinterpret_cast<float4*>(out + i) = after;
+    }
   }
 }
 

@@ -118,6 +118,72 @@ struct ChainF32 {
   }
 };
 
+// C[m][n] rounded once to bf16, but for rows that are not finished yet: those go to a float32
+// buffer.
+template <class Tile>
+struct RoundOnce {
+  static_assert(Tile::kConsumers == Consumers::kTogether);
+  struct Params {
+    CUtensorMap c_map;  // bf16 [m][n], boxes of 64 rows by 64 columns, 128-byte swizzle
+    const int* slots;   // [m]: an unfinished row's place in `unfinished`, or -1
+    float* unfinished;  // f32 [..][n]
+    int m, n;           // n a multiple of 8
+  };
+
+  static __device__ __forceinline__ bool begin(const Params&, const TilePosition&,
+                                               float (&)[Tile::kHalves][Tile::kN / 2], int, int) {
+    return false;
+  }
+  static __device__ __forceinline__ void prefetch(const Params&, const TilePosition&, int, int) {}
+
+  // As ChainF32::end, 64 columns at a time.
+  static __device__ __forceinline__ bool end(const Params& p, const TilePosition& at, bool,
+                                             const TilePosition&,
+                                             float (&acc)[Tile::kHalves][Tile::kN / 2],
+                                             int first_row, int thread, uint8_t* staging) {
+    const int warpgroup_barrier = 4 + first_row / 64;
+    const int lane_column = 2 * (thread % 4);
+    int slots[2];
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const int row = at.m + first_row + fragment_row(thread, 0, pair);
+      slots[pair] = row < p.m ? p.slots[row] : -1;
+    }
+#pragma unroll
+    for (int box = 0; box < Tile::kN / 64; ++box) {
+      uint8_t* const buffer = staging + (box & 1) * 8192;
+      if (thread == 0) ptx::bulk_wait_reads<1>();
+      warpgroup_sync(warpgroup_barrier);
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const int row = fragment_row(thread, 0, pair);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const int i = 4 * (8 * box + j) + 2 * pair;
+          *reinterpret_cast<uint32_t*>(buffer + row * 128 + (j ^ (row & 7)) * 16 +
+                                       2 * lane_column) = pack_bf16(acc[0][i], acc[0][i + 1]);
+        }
+        if (slots[pair] >= 0) {
+          float* const to = p.unfinished + int64_t{slots[pair]} * p.n + at.n + lane_column;
+#pragma unroll
+          for (int j = 8 * box; j < 8 * box + 8; ++j) {
+            const int i = 4 * j + 2 * pair;
+            if (at.n + 8 * j < p.n)
+              *reinterpret_cast<float2*>(to + 8 * j) = {acc[0][i], acc[0][i + 1]};
+          }
+        }
+      }
+      ptx::fence_async_shared();
+      warpgroup_sync(warpgroup_barrier);
+      if (thread == 0) {
+        tensor_store(&p.c_map, buffer, at.n + 64 * box, at.m + first_row, 0);
+        ptx::bulk_commit();
+      }
+    }
+    return false;
+  }
+};
+
 // The logits of a tile, reduced where they are born: with a = scale * z, stores E = bf16(e^(a - c))
 // and each row's sum. The shift c is 0 where the row's sum over the tile then lies within e^-40 ...
 // e^40 (bf16 keeps its full relative precision for all that matters, and the products that read E

@@ -57,6 +57,12 @@ bool encode_bf16_block_map(CUtensorMap* map, const void* data, int64_t ranges, i
                 {128, rows * 128, range_stride * 2}, {64, 64, 1, 1});
 }
 
+bool encode_bf16_store_map(CUtensorMap* map, void* data, int64_t rows, int64_t cols,
+                           int64_t row_stride) {
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, data, {cols, rows, 1},
+                {row_stride * 2, rows * row_stride * 2}, {64, 64, 1});
+}
+
 bool encode_f32_store_map(CUtensorMap* map, float* data, int64_t slices, int64_t rows, int64_t cols,
                           int64_t row_stride) {
   return encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, data, {cols, rows, slices},

@@ -23,4 +23,8 @@ bool encode_bf16_block_map(CUtensorMap* map, const void* data, int64_t ranges, i
 bool encode_f32_store_map(CUtensorMap* map, float* data, int64_t slices, int64_t rows, int64_t cols,
                           int64_t row_stride);
 
+// The same of one bf16 matrix, row_stride a multiple of 8; a copy stores 64 rows of 64 columns.
+bool encode_bf16_store_map(CUtensorMap* map, void* data, int64_t rows, int64_t cols,
+                           int64_t row_stride);
+
 }  // namespace ullage::cuda
