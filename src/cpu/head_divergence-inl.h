@@ -68,28 +68,28 @@ HWY_INLINE std::array<T, 3> block_pair(const BlockSide<T>& u, const BlockSide<T>
   });
 }
 
-// A block of a teacher's row in T: where it lies, or in `buffer`.
+// A block of a row in T: where it lies, or in `buffer`.
 template <class T>
-HWY_INLINE const T* teacher_block(const RowSource& t, int64_t begin, int64_t n, T* buffer) {
+HWY_INLINE const T* block_of(const RowSource& row, int64_t begin, int64_t n, T* buffer) {
   constexpr DType kType = std::is_same_v<T, double> ? DType::kF64 : DType::kF32;
-  const auto* const from = static_cast<const std::byte*>(t.data) + begin * size_of(t.dtype);
-  if (t.dtype == kType) return reinterpret_cast<const T*>(from);
-  prepare<T>(from, t.dtype, nullptr, T(0), n, buffer);
+  const auto* const from = static_cast<const std::byte*>(row.data) + begin * size_of(row.dtype);
+  if (row.dtype == kType) return reinterpret_cast<const T*>(from);
+  prepare<T>(from, row.dtype, nullptr, T(0), n, buffer);
   return buffer;
 }
 
 template <bool kReverse, class T>
-DivergenceSums pair_sums(bool from_teacher, const T* u, T u_scale, const RowSource& t, T t_scale,
-                         int64_t n, const KeptRow<T>& kept) {
-  HWY_ALIGN T buffer[kRowBlock];
+DivergenceSums pair_sums(bool from_teacher, const RowSource& u, T u_scale, const RowSource& t,
+                         T t_scale, int64_t n, const KeptRow<T>& kept) {
+  HWY_ALIGN T u_buffer[kRowBlock], t_buffer[kRowBlock];
   DivergenceSums row;
   double weighted = 0;
   const auto times = [](double sum, double factor) { return factor == 0 ? 0 : sum * factor; };
   for (int64_t begin = 0; begin < n; begin += kRowBlock) {
     const int64_t count = std::min(kRowBlock, n - begin);
     const int64_t at = kept.whole ? begin : 0;
-    const BlockSide<T> student(u + begin, u_scale, count);
-    const BlockSide<T> teacher(teacher_block(t, begin, count, buffer), t_scale, count);
+    const BlockSide<T> student(block_of(u, begin, count, u_buffer), u_scale, count);
+    const BlockSide<T> teacher(block_of(t, begin, count, t_buffer), t_scale, count);
     kept.e_max[at / kRowBlock] = student.max;
     kept.x_max[at / kRowBlock] = teacher.max;
     T* const e = kept.e + at;
@@ -98,12 +98,12 @@ DivergenceSums pair_sums(bool from_teacher, const T* u, T u_scale, const RowSour
     double u_sum = static_cast<double>(sums[0]), t_sum = static_cast<double>(sums[1]);
     const double mass = kReverse ? u_sum : t_sum;
     if (u_sum >= 1 && u_sum < 1 + kSmallRest) {
-      u_sum = 1 + sum_besides_one<true>(u, T(0), T(0), count, e);
+      u_sum = 1 + sum_besides_one<true>(e, T(0), T(0), count, e);
     }
     if (t_sum >= 1 && t_sum < 1 + kSmallRest) {
       t_sum = 1 + (kReverse ? sum_besides_one<false>(teacher.row, anchor_of(teacher.max), t_scale,
                                                      count, e)
-                            : sum_besides_one<true>(u, T(0), T(0), count, x));
+                            : sum_besides_one<true>(x, T(0), T(0), count, x));
     }
     const MergeFactors of_u =
         merge(row.student, static_cast<double>(u_scale), static_cast<double>(student.max), u_sum);
@@ -125,7 +125,7 @@ DivergenceSums pair_sums(bool from_teacher, const T* u, T u_scale, const RowSour
 }
 
 template <class T>
-DivergenceSums divergence(lossk::Divergence kind, const T* u, T u_scale, const RowSource& t,
+DivergenceSums divergence(lossk::Divergence kind, const RowSource& u, T u_scale, const RowSource& t,
                           T t_scale, int64_t n, const KeptRow<T>& kept) {
   if (kind == lossk::Divergence::kReverseKl) {
     return pair_sums<true>(true, u, u_scale, t, t_scale, n, kept);
@@ -156,18 +156,19 @@ HWY_INLINE double block_distance(const RowSoftmax<T>& student, T e_max,
 // larger and the smaller of p and q, ln(m / larger) is one logarithm, of a number in (0, 1], and
 // ln(m / smaller) is that and |ln(q / p)|, which needs none.
 template <class T>
-RowDivergence jensen_shannon(const T* u, const RowSoftmax<T>& student, const RowSource& t,
+RowDivergence jensen_shannon(const RowSource& u, const RowSoftmax<T>& student, const RowSource& t,
                              const RowSoftmax<T>& teacher, T beta, int64_t n,
                              const KeptRow<T>& kept) {
   const RowTag<T> d;
-  HWY_ALIGN T buffer[kRowBlock];
+  HWY_ALIGN T u_buffer[kRowBlock], t_buffer[kRowBlock];
   const auto v_beta = hn::Set(d, beta), ln2 = hn::Set(d, static_cast<T>(kLn2));
   const auto u_scale = hn::Set(d, binary(student.scale));
   const auto t_scale = hn::Set(d, binary(teacher.scale));
   double p_part = 0, q_part = 0;
   for (int64_t begin = 0; begin < n; begin += kRowBlock) {
     const int64_t count = std::min(kRowBlock, n - begin), block = begin / kRowBlock;
-    const T* const from = teacher_block(t, begin, count, buffer);
+    const T* const u_block = block_of(u, begin, count, u_buffer);
+    const T* const t_block = block_of(t, begin, count, t_buffer);
     const T u_anchor = anchor_of(kept.e_max[block]), t_anchor = anchor_of(kept.x_max[block]);
     const auto q_factor = hn::Set(d, block_factor(student, kept.e_max[block]));
     const auto p_factor = hn::Set(d, block_factor(teacher, kept.x_max[block]));
@@ -175,9 +176,9 @@ RowDivergence jensen_shannon(const T* u, const RowSoftmax<T>& student, const Row
         d, static_cast<T>(block_distance(student, kept.e_max[block], teacher, kept.x_max[block])));
     const auto sums = sum_row<2>(d, count, [&](int64_t j, int64_t lanes) ULLAGE_INLINE_LAMBDA {
       const auto a = hn::Mul(
-          u_scale, hn::Sub(load_some(d, u + begin + j, lanes, u_anchor), hn::Set(d, u_anchor)));
-      const auto b =
-          hn::Mul(t_scale, hn::Sub(load_some(d, from + j, lanes, t_anchor), hn::Set(d, t_anchor)));
+          u_scale, hn::Sub(load_some(d, u_block + j, lanes, u_anchor), hn::Set(d, u_anchor)));
+      const auto b = hn::Mul(
+          t_scale, hn::Sub(load_some(d, t_block + j, lanes, t_anchor), hn::Set(d, t_anchor)));
       const auto q = hn::Mul(q_factor, load_some(d, kept.e + begin + j, lanes, T(0)));
       const auto p = hn::Mul(p_factor, load_some(d, kept.x + begin + j, lanes, T(0)));
       const auto m = fma(d, v_beta, hn::Sub(p, q), q);

@@ -95,13 +95,13 @@ struct RowKernels {
   double (*entropy)(const T* u, const RowSoftmax<T>& student, int64_t n);
 
   // Of p = softmax of t from q. `kept.e` may be `u`. Not the loss of Jensen-Shannon:
-  DivergenceSums (*divergence)(lossk::Divergence kind, const T* u, T u_scale, const RowSource& t,
-                               T t_scale, int64_t n, const KeptRow<T>& kept);
+  DivergenceSums (*divergence)(lossk::Divergence kind, const RowSource& u, T u_scale,
+                               const RowSource& t, T t_scale, int64_t n, const KeptRow<T>& kept);
 
   // from the same rows and what `divergence` left of them, which is whole, and not in `u`.
-  RowDivergence (*jensen_shannon)(const T* u, const RowSoftmax<T>& student, const RowSource& t,
-                                  const RowSoftmax<T>& teacher, T beta, int64_t n,
-                                  const KeptRow<T>& kept);
+  RowDivergence (*jensen_shannon)(const RowSource& u, const RowSoftmax<T>& student,
+                                  const RowSource& t, const RowSoftmax<T>& teacher, T beta,
+                                  int64_t n, const KeptRow<T>& kept);
 
   // g_j = p_gain * q_j - u_gain * w_j (w = 1 where null); added to g where `add`.
   void (*label_gradient)(const T* u, const RowSoftmax<T>& student, T p_gain, T u_gain, const T* w,

@@ -134,6 +134,7 @@ void describe_rows(HeadLayout& layout) {
     if (!distils) continue;
     layout.needs_effective_row = true;
     layout.teacher_used[static_cast<size_t>(term.teacher)] = true;
+    layout.top_k |= layout.is_top_k(i);
     whole_rows |= !layout.is_top_k(i);
     layout.scratch_teacher |= !layout.is_top_k(i) || layout.needs_tail(i);
     layout.reads_row_again |= term.divergence == Divergence::kJensenShannon;

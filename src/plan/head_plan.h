@@ -88,6 +88,7 @@ struct HeadLayout {
   bool gradient = false;           // any was requested
   bool two_pass = false;           // statistics of every row before the first gradient
   bool smoothing = false;          // some term smooths its labels
+  bool top_k = false;              // some teacher gives its k most likely ids
 
   bool changes_logits = false;       // bias or softcap
   bool needs_effective_row = false;  // some term sweeps the row more often than once, or by columns

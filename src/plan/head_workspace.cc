@@ -75,7 +75,12 @@ int64_t product_bytes(const HeadLayout& layout, int64_t chunk) {
 
 void set_strip(HeadLayout& layout, int64_t strip) {
   layout.strip = strip;
-  const bool converts = !layout.from_hidden() && layout.request.input_dtype != layout.accumulate;
+  // Softmaxes and divergences read a row in the type in which it lies; all else wants it in T.
+  const bool elsewhere = layout.smoothing || layout.request.entropy ||
+                         layout.request.policy_metrics || layout.top_k ||
+                         (layout.gradient && layout.one_label_group < 0);
+  const bool converts =
+      elsewhere && !layout.from_hidden() && layout.request.input_dtype != layout.accumulate;
   layout.scratch_student = !layout.strips() && (converts || layout.changes_logits);
   layout.scratch_gradient = layout.gradient;
   constexpr int64_t kPadding = 16;  // elements, so that every scratch row is aligned to 64 bytes

@@ -49,6 +49,12 @@ RowView HeadRow<T>::effective() {
   return {u_, kTypeOf<T>};
 }
 
+// The same in the type in which it lies, for kernels that read any.
+template <class T>
+RowView HeadRow<T>::student_row() {
+  return c_.layout.changes_logits ? effective() : logits_;
+}
+
 template <class T>
 RowView HeadRow<T>::teacher_row(int term) const {
   return teachers_(static_cast<size_t>(c_.layout.config.terms[static_cast<size_t>(term)].teacher));
@@ -149,10 +155,9 @@ template <class T>
 cpu::RowSum HeadRow<T>::sweep_both(int term, const cpu::KeptRow<T>& kept) {
   const LossTerm& t = c_.layout.config.terms[static_cast<size_t>(term)];
   const auto group = static_cast<size_t>(c_.layout.group_of[static_cast<size_t>(term)]);
-  const cpu::DivergenceSums sums =
-      c_.kernels.divergence(t.divergence, static_cast<const T*>(effective().data),
-                            static_cast<T>(c_.layout.groups[group].scale), teacher_row(term),
-                            static_cast<T>(teacher_scale(term)), vocab_, kept);
+  const cpu::DivergenceSums sums = c_.kernels.divergence(
+      t.divergence, student_row(), static_cast<T>(c_.layout.groups[group].scale), teacher_row(term),
+      static_cast<T>(teacher_scale(term)), vocab_, kept);
   TeacherStatistics& s = c_.scalars.teacher(term, row_);
   s.max = sums.teacher.max;
   s.sum = sums.teacher.sum;
@@ -167,17 +172,15 @@ void HeadRow<T>::finish_both(int term, const cpu::KeptRow<T>& kept) {
   const LossTerm& t = c_.layout.config.terms[static_cast<size_t>(term)];
   if (t.divergence != Divergence::kJensenShannon) return;
   c_.scalars.teacher(term, row_).divergence = c_.kernels.jensen_shannon(
-      static_cast<const T*>(effective().data),
-      c_.student(c_.layout.group_of[static_cast<size_t>(term)], row_), teacher_row(term),
-      teacher(term), static_cast<T>(t.beta), vocab_, kept);
+      student_row(), c_.student(c_.layout.group_of[static_cast<size_t>(term)], row_),
+      teacher_row(term), teacher(term), static_cast<T>(t.beta), vocab_, kept);
 }
 
 template <class T>
 void HeadRow<T>::statistics(const RowTarget* gradient_follows) {
   const HeadLayout& layout = c_.layout;
-  // Storage types are read as they are where one sweep is all there is.
-  const bool streams = !layout.needs_effective_row && !(c_.entropy || c_.metrics);
-  const RowView view = streams && !layout.changes_logits ? logits_ : effective();
+  const bool sweeps_again = layout.smoothing || c_.entropy || c_.metrics;
+  const RowView view = sweeps_again ? effective() : student_row();
   const auto kept_by = [&](int term) {
     const LossTerm& t = layout.config.terms[static_cast<size_t>(term)];
     const bool keeps = gradient_follows && term == layout.sole_divergence;

@@ -2,6 +2,7 @@
 // between, the scalars, is HeadScalars'.
 #pragma once
 
+#include <cassert>
 #include <cstdint>
 #include <span>
 
@@ -52,7 +53,10 @@ struct RowContext {
 
   // A worker's scratch rows, [layout.scratch_stride] each: room for block maxima behind the
   // columns.
-  T* student_scratch(int worker) const { return scratch_row(worker, 0); }
+  T* student_scratch(int worker) const {
+    assert(layout.scratch_student && "planned for no row that is read in T");
+    return scratch_row(worker, 0);
+  }
   T* teacher_scratch(int worker) const { return scratch_row(worker, layout.scratch_student); }
   T* exponentials_scratch(int worker) const {
     return scratch_row(worker, layout.scratch_student + layout.scratch_teacher);
@@ -97,6 +101,7 @@ class HeadRow {
   RowView effective();
   T* exponentials_at(const RowTarget& out) const;
   T* block_max() const;
+  RowView student_row();
   RowView teacher_row(int term) const;
   cpu::RowSoftmax<T> teacher(int term) const;
   cpu::KeptRow<T> kept_row(const RowTarget* out, bool whole) const;
