@@ -18,7 +18,6 @@ namespace ullage::lossk {
 
 using cuda::Family;
 using cuda::HeadParams;
-using cuda::TermParams;
 
 // Where each purpose lies in the workspace.
 struct WorkspaceSlice {

@@ -64,8 +64,8 @@ double waves_of_ranges(const Shape& shape, int64_t range_columns, int64_t n_rang
   for (int64_t end = divide_up(shape.vocab, kStripColumns) * kStripColumns; end > 0;
        end -= range_columns) {
     const int64_t columns = std::min(end, range_columns);
-    waves += static_cast<double>(
-        divide_up(divide_up(columns, Tile::kM * Tile::kClusterM) * across, kResidentClusters));
+    waves += static_cast<double>(divide_up(
+        divide_up(columns, int64_t{Tile::kM} * Tile::kClusterM) * across, kResidentClusters));
   }
   return waves;
 }

@@ -19,7 +19,8 @@ void take_filter(const ScaledExponentials& state, WorkspaceSlices& slices, Filte
   const int64_t n = state.shape.n_tok;
   const int64_t groups = divide_up(layout.longest_group(), kChunkRows);
   const int64_t part_groups = divide_up(layout.longest_part(), kChunkRows);
-  const int64_t tiles = divide_up(state.shape.vocab, GradientTile::kM * GradientTile::kClusterM);
+  const int64_t tiles =
+      divide_up(state.shape.vocab, int64_t{GradientTile::kM} * GradientTile::kClusterM);
   filter.threshold = static_cast<float>(state.filter_tolerance / layout.n_tiles);
   slices.take(filter.kept, "tiles kept by the filter", groups * layout.n_tiles);
   slices.take(filter.inverse_sum, "inverse row sums", n * 4);
@@ -44,7 +45,7 @@ void take_workspace(const ScaledExponentials& state, WorkspaceSlices& slices, He
               static_cast<int64_t>(state.config.terms.size()) * n * 4);
   slices.take(p.row_log_prob, "log-probabilities of the labels", n * 4);
   if (segments) slices.take(p.segment_tokens, "tokens of each segment", n * 4);
-  slices.take(p.segment_sums, "sums of each segment", state.n_sequence_terms * 2 * n * 8);
+  slices.take(p.segment_sums, "sums of each segment", int64_t{state.n_sequence_terms} * 2 * n * 8);
   slices.take(p.row_slopes, "slopes of sequence terms", state.n_sequence_terms * n * 4);
   slices.take(r.columns, "label columns", n * 4);
   slices.take(r.softmax_scale, "row factors of the softmax", n * 4);
