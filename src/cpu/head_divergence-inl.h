@@ -96,7 +96,6 @@ DivergenceSums pair_sums(bool from_teacher, const RowSource& u, T u_scale, const
     T* const x = kept.x + at;
     const auto sums = block_pair<kReverse>(student, teacher, from_teacher, count, e, x);
     double u_sum = static_cast<double>(sums[0]), t_sum = static_cast<double>(sums[1]);
-    const double mass = kReverse ? u_sum : t_sum;
     if (u_sum >= 1 && u_sum < 1 + kSmallRest) {
       u_sum = 1 + sum_besides_one<true>(e, T(0), T(0), count, e);
     }
@@ -110,6 +109,8 @@ DivergenceSums pair_sums(bool from_teacher, const RowSource& u, T u_scale, const
     const MergeFactors of_t =
         merge(row.teacher, static_cast<double>(t_scale), static_cast<double>(teacher.max), t_sum);
     const MergeFactors& f = kReverse ? of_u : of_t;
+    // The mass of the quotient's divisor, to the last bit: `between` may be large, and cancels.
+    const double mass = kReverse ? u_sum : t_sum;
     const double between = kReverse ? student.offset() - teacher.offset()
                                     : (from_teacher ? teacher.offset() : 0) - student.offset();
     weighted = times(weighted, f.before);

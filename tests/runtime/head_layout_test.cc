@@ -326,6 +326,40 @@ TEST(HeadLayout, CommonOffset) {
   EXPECT_EQ(total({-200, 0}, DType::kBF16), 200.0);
 }
 
+// The same of two rows with an offset between them, confident ones too.
+TEST(HeadLayout, CommonOffsetOfADistillation) {
+  constexpr int64_t v = 5003;
+  Rng rng(test_seed() + 9);
+  std::vector<double> student = normals(rng, v, 2), teacher = normals(rng, v, 2);
+  for (auto* row : {&student, &teacher}) {
+    for (double& x : *row) x = std::round(x * 256) / 256;  // exact beside 2^13 in float32
+    (*row)[7] = 24;
+  }
+  for (const Divergence divergence : {Divergence::kCrossEntropy, Divergence::kForwardKl,
+                                      Divergence::kReverseKl, Divergence::kJensenShannon}) {
+    const auto outcome = [&](double offset) {
+      PlanCase c;
+      c.config.terms = {{.name = "kd", .kind = LossKind::kDistillation, .divergence = divergence}};
+      c.config.teachers = {{.vocab = v, .dtype = DType::kF32}};
+      c.inputs.shape = {1, 0, v};
+      c.inputs.logits = student;
+      for (double& x : c.inputs.logits) x += offset;
+      c.inputs.teachers = {{.logits = teacher}};
+      c.request.input_dtype = c.request.grad_dtype = DType::kF32;
+      return run_plan(c);
+    };
+    const PlanOutcome plain = outcome(0);
+    for (const double offset : {8192.0, -8192.0}) {
+      const PlanOutcome far = outcome(offset);
+      ASSERT_TRUE(far.status.ok()) << far.status.to_string();
+      EXPECT_NEAR(far.result.total, plain.result.total, 1e-10 + 1e-7 * plain.result.total);
+      for (size_t j = 0; j < v; ++j) {
+        ASSERT_NEAR(far.result.d_logits[j], plain.result.d_logits[j], 1e-9) << j;
+      }
+    }
+  }
+}
+
 // R21: the upstream factor is applied in the accumulate type, before the one rounding.
 TEST(HeadLayout, UpstreamFactor) {
   Rng rng(test_seed() + 4);
