@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -226,12 +227,24 @@ struct Product {
     });
   }
 
-  // Lanes of the streamed operand that one task takes: about four tasks a thread, whole tiles.
-  int64_t task_lanes(int64_t lanes, int n_threads) const {
+  // Lanes of the streamed operand that one task takes: whole tiles, at least two tasks a thread,
+  // and of those sizes the one after which the last thread is done first. A task is counted as a
+  // quarter of a tile more than it is.
+  int64_t task_lanes(int64_t lanes, int64_t n_threads) const {
     const int64_t tile = plan.a_is_stationary ? kTileColumns : kTileRows;
-    const int64_t most = plan.stream_lanes_max / tile * tile;
-    const int64_t tasks = int64_t{4} * n_threads;
-    return std::min(most, round_up((lanes + tasks - 1) / tasks, tile));
+    const int64_t half = round_up((lanes + 2 * n_threads - 1) / (2 * n_threads), tile);
+    int64_t best = std::min(half, plan.stream_lanes_max / tile * tile);
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (int64_t size = best; size >= tile; size -= tile) {
+      const int64_t whole = lanes / size, rounds = whole / n_threads;
+      const int64_t done =
+          whole % n_threads == 0 ? rounds * size + lanes % size : (rounds + 1) * size;
+      if (done + rounds * tile / 4 < least) {
+        least = done + rounds * tile / 4;
+        best = size;
+      }
+    }
+    return best;
   }
 
   void run(WorkerPool& pool) {
