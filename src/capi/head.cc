@@ -17,7 +17,6 @@
 #include "capi/head_views.h"
 #include "cuda/scale.h"
 
-using ullage::Result;
 using ullage::Status;
 
 struct ullage_head_plan {
