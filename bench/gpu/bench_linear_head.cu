@@ -435,6 +435,13 @@ double f32_over_products(Products& products, Head& head, double& ms_of_ours) {
   return ms[0] / ms[1];
 }
 
+constexpr Request kTraining = {.input_dtype = DType::kBF16,
+                               .weight_dtype = DType::kBF16,
+                               .grad_dtype = DType::kBF16,
+                               .d_weight_dtype = DType::kF32,
+                               .d_hidden = true,
+                               .d_weight = true};
+
 int main_of(int argc, char** argv) {
   const char* json = nullptr;
   bool quick = false;
@@ -475,18 +482,12 @@ int main_of(int argc, char** argv) {
       config.terms = {{.name = "cross_entropy"}};
       HeadConfig policy;
       policy.terms = {{.name = "grpo", .kind = LossKind::kGrpo}};
-      const Request train = {.input_dtype = DType::kBF16,
-                             .weight_dtype = DType::kBF16,
-                             .grad_dtype = DType::kBF16,
-                             .d_weight_dtype = DType::kF32,
-                             .d_hidden = true,
-                             .d_weight = true};
-      Request forward = train;
+      Request forward = kTraining;
       forward.d_hidden = forward.d_weight = false;
-      Request rounding = train;
+      Request rounding = kTraining;
       rounding.d_weight_dtype = DType::kBF16;
-      Job ours(head, config, train, 0, kind.filter_tolerance),
-          grpo(head, policy, train, 0, kind.filter_tolerance), look(head, config, forward, 0),
+      Job ours(head, config, kTraining, 0, kind.filter_tolerance),
+          grpo(head, policy, kTraining, 0, kind.filter_tolerance), look(head, config, forward, 0),
           rounded(head, config, rounding, 0, kind.filter_tolerance);
       double products_ms = 1e30, ours_ms = 0, forward_ms = 0, grpo_ms = 0, logits_ms = 0,
              rounded_ms = 0;
@@ -541,19 +542,13 @@ int main_of(int argc, char** argv) {
     }
   }
   if (forced_kernel == "linear_head_sm80_chunked_products") {
-    const Request train = {.input_dtype = DType::kBF16,
-                           .weight_dtype = DType::kBF16,
-                           .grad_dtype = DType::kBF16,
-                           .d_weight_dtype = DType::kF32,
-                           .d_hidden = true,
-                           .d_weight = true};
     Head head{4096, 4096, 128256}, small{1024, 1024, 50304};
     head.fill(false);
     small.fill(false);
     HeadConfig config;
     config.terms = {{.name = "cross_entropy"}};
-    Job ce(head, config, train, 0);
-    const double distillation = distillation_over_ce(head, ce, train);
+    Job ce(head, config, kTraining, 0);
+    const double distillation = distillation_over_ce(head, ce, kTraining);
     double f32_ms = 0;
     const double f32 = f32_over_products(products, small, f32_ms);
     std::printf(

@@ -95,7 +95,7 @@ def _candidates() -> list[pathlib.Path]:
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
+def shared_library() -> ctypes.CDLL:
     """The shared library: ULLAGE_LIBRARY, else the one in the package, else the checkout's build."""
     named = os.environ.get("ULLAGE_LIBRARY")
     paths = [pathlib.Path(named)] if named else _candidates()
@@ -135,12 +135,12 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def version() -> str:
-    text: bytes = library().ullage_version()
+    text: bytes = shared_library().ullage_version()
     return text.decode()
 
 
 def status_name(code: int) -> str:
-    text: bytes = library().ullage_status_name(code)
+    text: bytes = shared_library().ullage_status_name(code)
     return text.decode()
 
 
@@ -151,13 +151,13 @@ def taken(text: c_void_p) -> str:
     try:
         return ctypes.string_at(text.value).decode()
     finally:
-        library().ullage_string_free(text)
+        shared_library().ullage_string_free(text)
 
 
 def call(name: str, *arguments: Any) -> None:
     """Calls a function whose last parameter is the message, and raises its refusal."""
     message = c_void_p()
-    code = getattr(library(), name)(*arguments, byref(message))
+    code = getattr(shared_library(), name)(*arguments, byref(message))
     text = taken(message)
     if code % 20 != 0:
         raise UllageError(code, status_name(code), text)

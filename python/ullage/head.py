@@ -241,7 +241,7 @@ def plan_head(
 def make_plan(request: dict[str, Any]) -> HeadPlan:
     """The plan of a document as ullage_head_plan_create takes it."""
     handle = _Handle(request)
-    promise = json.loads(c.library().ullage_head_plan_json(handle.pointer))
+    promise = json.loads(c.shared_library().ullage_head_plan_json(handle.pointer))
     promise["bookings"] = {b["purpose"]: b["bytes"] for b in promise["bookings"]}
     promise["rejections"] = {r["candidate"]: r["reason"] for r in promise["rejections"]}
     shape = {name: request.get(name, 0) for name in ("n_tok", "d_model", "vocab")}
@@ -253,7 +253,7 @@ class _Handle:
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.pointer = c_void_p()
-        self._destroy = c.library().ullage_head_plan_destroy  # the module may be gone before the last plan
+        self._destroy = c.shared_library().ullage_head_plan_destroy  # the module may be gone before the last plan
         c.call("ullage_head_plan_create", json.dumps(request).encode(), byref(self.pointer))
 
     def __del__(self) -> None:

@@ -21,7 +21,7 @@ class Runtime:
         Floats that JSON cannot hold are given and returned as "nan", "inf" and "-inf".
         """
         out = c_void_p()
-        status = _library.library().ullage_execute(
+        status = _library.shared_library().ullage_execute(
             module.encode(), function.encode(), json.dumps(list(args), default=_plain).encode(), byref(out)
         )
         text = _library.taken(out)
@@ -36,7 +36,7 @@ class Runtime:
     @property
     def functions(self) -> dict[str, Any]:
         """The table of functions and constants: names, argument types, defaults, results, documentation."""
-        table: dict[str, Any] = json.loads(_library.library().ullage_functions_json())
+        table: dict[str, Any] = json.loads(_library.shared_library().ullage_functions_json())
         return table
 
     def status_name(self, code: int) -> str:

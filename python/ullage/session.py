@@ -105,7 +105,7 @@ def probe() -> Probe:
 
 def _asked(name: str, *arguments: bytes) -> dict[str, Any]:
     out = c_void_p()
-    code = getattr(_library.library(), name)(*arguments, byref(out))
+    code = getattr(_library.shared_library(), name)(*arguments, byref(out))
     text = _library.taken(out)
     if code % 20 != 0:
         raise UllageError(code, _library.status_name(code), text)

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "cuda/device_head.h"
+#include "cuda/device_run.h"
 #include "ullage/lossk/cuda_linear_head.h"
 
 namespace ullage::test {
@@ -163,28 +164,10 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   const auto planned = static_cast<size_t>(plan->workspace_bytes());
   const DeviceMemory workspace(planned + kGuard);
   const std::span<std::byte> work{workspace.data<std::byte>(), planned};
-  if (options.capture) {
-    cudaStream_t stream;
-    expect_cuda(cudaStreamCreate(&stream));
-    expect_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    result.ran = plan->run(stream, inputs, outputs, work);
-    cudaGraph_t graph;
-    expect_cuda(cudaStreamEndCapture(stream, &graph));
-    size_t nodes = 0;
-    expect_cuda(cudaGraphGetNodes(graph, nullptr, &nodes));
-    EXPECT_EQ(static_cast<int>(nodes), plan->launches());
-    cudaGraphExec_t executable;
-    expect_cuda(cudaGraphInstantiate(&executable, graph, 0));
-    expect_cuda(cudaGraphLaunch(executable, stream));
-    result.checked = plan->check(stream, work);
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
-    cudaStreamDestroy(stream);
-  } else {
-    result.ran = plan->run(nullptr, inputs, outputs, work);
-    if (!result.ran.ok()) return result;
-    result.checked = plan->check(nullptr, work);
-  }
+  const PlanRun done = run_plan(*plan, inputs, outputs, work, options.capture);
+  result.ran = done.ran;
+  result.checked = done.checked;
+  if (!options.capture && !result.ran.ok()) return result;
   if (result.checked.code() == kCudaLaunchFailed) return result;
   const std::vector<uint8_t> used = workspace.read<uint8_t>();
   for (size_t i = planned; i < used.size(); ++i) result.workspace_kept &= used[i] == 0xff;

@@ -5,7 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "cuda/device_memory.h"
+#include "cuda/device_head.h"
+#include "cuda/device_run.h"
 #include "support/compare.h"
 #include "support/head_random.h"
 #include "ullage/lossk/cuda_linear_head.h"
@@ -54,28 +55,6 @@ struct RunResult {
   std::vector<uint16_t> d_weight_rounded;  // bf16
 };
 
-class DeviceVectors {
- public:
-  VectorView floats(const std::vector<double>& values) {
-    if (values.empty()) return {};
-    held_.emplace_back(std::vector<float>(values.begin(), values.end()));
-    return {held_.back().data(), DType::kF32, static_cast<int64_t>(values.size()), 1};
-  }
-  IndexView ids(const std::vector<int64_t>& values) {
-    if (values.empty()) return {};
-    held_.emplace_back(values);
-    return {held_.back().data(), 8, static_cast<int64_t>(values.size()), 1};
-  }
-  std::span<const uint8_t> bytes(const std::vector<uint8_t>& values) {
-    if (values.empty()) return {};
-    held_.emplace_back(values);
-    return {held_.back().data<uint8_t>(), values.size()};
-  }
-
- private:
-  std::vector<DeviceMemory> held_;
-};
-
 RunResult run(const HeadConfig& config, const HeadInputs& in, const RunOptions& options) {
   RunResult result;
   const int64_t n = in.shape.n_tok, d = in.shape.d_model, v = in.shape.vocab;
@@ -109,22 +88,22 @@ RunResult run(const HeadConfig& config, const HeadInputs& in, const RunOptions& 
   const DeviceMemory d_weight = options.round_d_weight
                                     ? buffer(static_cast<size_t>(v * d), half_bits)
                                     : buffer(static_cast<size_t>(v * d), 0.5F);
-  DeviceVectors held;
+  DeviceInputs held;
   lossk::Inputs inputs;
   inputs.hidden = {hidden.data(), DType::kBF16, n, d, d};
   inputs.weight = {weight.data(), DType::kBF16, v, d, d};
-  inputs.labels = held.ids(in.labels);
-  inputs.token_weights = held.floats(in.token_weights);
-  inputs.class_weights = held.floats(in.class_weights);
-  inputs.mask = held.bytes(in.mask);
-  inputs.advantages = held.floats(in.advantages);
-  inputs.old_log_probs = held.floats(in.old_log_probs);
-  inputs.reference_log_probs = held.floats(in.reference_log_probs);
-  inputs.segments = held.ids(in.segments);
+  inputs.labels = held.ids(in.labels, 0);
+  inputs.token_weights = held.floats(in.token_weights, 0);
+  inputs.class_weights = held.floats(in.class_weights, 0);
+  inputs.mask = held.bytes(in.mask, 0);
+  inputs.advantages = held.floats(in.advantages, 0);
+  inputs.old_log_probs = held.floats(in.old_log_probs, 0);
+  inputs.reference_log_probs = held.floats(in.reference_log_probs, 0);
+  inputs.segments = held.ids(in.segments, 0);
   inputs.n_segments = in.n_segments;
-  inputs.pairs = held.ids(in.pairs);
+  inputs.pairs = held.ids(in.pairs, 0);
   inputs.upstream = in.upstream;
-  inputs.upstream_rows = held.floats(in.upstream_rows);
+  inputs.upstream_rows = held.floats(in.upstream_rows, 0);
 
   const size_t n_terms = config.terms.size(), rows = static_cast<size_t>(n);
   const DeviceMemory terms(n_terms * 8), total(8), n_valid(8);
@@ -147,28 +126,10 @@ RunResult run(const HeadConfig& config, const HeadInputs& in, const RunOptions& 
 
   const DeviceMemory workspace(static_cast<size_t>(plan->workspace_bytes()));
   const std::span<std::byte> work{workspace.data<std::byte>(), workspace.bytes()};
-  if (options.capture) {
-    cudaStream_t stream;
-    expect_cuda(cudaStreamCreate(&stream));
-    expect_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    result.ran = plan->run(stream, inputs, outputs, work);
-    cudaGraph_t graph;
-    expect_cuda(cudaStreamEndCapture(stream, &graph));
-    size_t nodes = 0;
-    expect_cuda(cudaGraphGetNodes(graph, nullptr, &nodes));
-    EXPECT_EQ(static_cast<int>(nodes), plan->launches());
-    cudaGraphExec_t executable;
-    expect_cuda(cudaGraphInstantiate(&executable, graph, 0));
-    expect_cuda(cudaGraphLaunch(executable, stream));
-    result.checked = plan->check(stream, work);
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
-    cudaStreamDestroy(stream);
-  } else {
-    result.ran = plan->run(nullptr, inputs, outputs, work);
-    if (!result.ran.ok()) return result;
-    result.checked = plan->check(nullptr, work);
-  }
+  const PlanRun done = run_plan(*plan, inputs, outputs, work, options.capture);
+  result.ran = done.ran;
+  result.checked = done.checked;
+  if (!options.capture && !result.ran.ok()) return result;
   if (result.checked.code() == kCudaLaunchFailed) return result;
   if (options.filter_tolerance > 0) {
     const auto report = plan->filter_report(nullptr, work);

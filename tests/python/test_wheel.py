@@ -30,7 +30,7 @@ def run(*command, **options):
 def test_a_wheel_installs_and_runs_one_loss(tmp_path):
     from ullage import _library
 
-    built = pathlib.Path(_library.library()._name).resolve()
+    built = pathlib.Path(_library.shared_library()._name).resolve()
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     run(
         *pip, "wheel", ROOT, "--no-deps", "--no-build-isolation", "-w", tmp_path,

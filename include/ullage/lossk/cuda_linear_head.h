@@ -50,12 +50,14 @@ struct CudaLinearHeadOptions {
   int64_t chunk = 0;
   std::string_view kernel = {};  // forced by name; empty: chosen
   // The run will add to d_weight, or write one whose rows are not adjacent: its memory then cannot
-  // serve as workspace. A run that does so under a plan that was not told is slower, or refused.
+  // serve as workspace. A run that does so under a plan that was not told is slower, or refused
+  // (695).
   bool accumulate = false;
   // Leave out of d_hidden and d_weight what is small: tiles of 256 rows by 192 columns in which no
   // row has more than its even part of this share of its softmax, so that no row loses more than
   // the share in all. 0: nothing; less than 1. The losses stay exact, and so does each label's own
-  // column. With scaled exponentials only, and not by strips. See filter_report.
+  // column. What a row loses depends on its group, rows 256 g to 256 g + 255. With scaled
+  // exponentials only, and not by strips. See filter_report.
   double filter_tolerance = 0;
 };
 
@@ -74,9 +76,9 @@ class ULLAGE_API CudaLinearHeadPlan {
  public:
   const std::string& kernel() const;
   // "chunk": 6 n_tok d_model vocab operations. "chunk_two_pass": 8, for sequence terms over several
-  // chunks. "strip": 8, for a bf16 d_weight whose f32 sum does not fit the budget: strips of the
-  // vocabulary over all rows; its d_hidden adds up in another order and may differ from the other
-  // modes' in the last bit.
+  // chunks. "strip": 8, for a bf16 d_weight of more rows than it can lodge (lodged_rows) and whose
+  // f32 sum does not fit the budget: strips of the vocabulary over all rows; its d_hidden adds up
+  // in another order and may differ from the other modes' in the last bit.
   const std::string& mode() const;
   int64_t chunk() const;     // rows that one d_weight product sums, at most
   int64_t n_chunks() const;  // passes over d_weight

@@ -24,7 +24,7 @@ def watch(plan: HeadPlan, workspace: torch.Tensor, stream: int) -> None:
     if key not in _found:
         if len(_found) == _KEPT:
             _found.popitem(last=False)
-        n_words = c.library().ullage_head_plan_status_bytes(plan._handle.pointer) // 8
+        n_words = c.shared_library().ullage_head_plan_status_bytes(plan._handle.pointer) // 8
         _found[key] = plan, _outside_of_graphs(n_words, workspace.device).fill_(-1)
     word = _found[key][1][:1]
     torch.maximum(word, workspace[:8].view(torch.int64), out=word)
