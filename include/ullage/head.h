@@ -90,6 +90,7 @@ typedef struct ullage_head_inputs {
   int64_t n_teachers;
   double upstream; /* the factor on every gradient: 1 for the gradients of the total */
   ullage_vector upstream_rows;
+  ullage_vector group_shift, group_log_sum, group_label_log_prob; /* of a shard: lossk/group.h */
 } ullage_head_inputs;
 
 /* lossk::PolicyMetrics. */
@@ -120,7 +121,8 @@ typedef struct ullage_head_outputs {
   ullage_matrix d_adapter_a, d_adapter_b;
   ullage_policy_metrics* policy_metrics; /* [n_policy_metrics], as many as there are terms */
   int64_t n_policy_metrics;
-  int32_t accumulate; /* not 0: gradients are added to what their buffers hold */
+  int32_t accumulate;           /* not 0: gradients are added to what their buffers hold */
+  ullage_vector shift, log_sum; /* lse = logits_scale * shift + log_sum */
 } ullage_head_outputs;
 
 typedef struct ullage_head_plan ullage_head_plan;

@@ -83,6 +83,13 @@ namespace ullage {
     "a tensor the model needs is absent or has another shape")                                     \
   X(658, kModelArchitecture, "model_architecture_unsupported", "a model family that is not read")  \
   X(659, kModelTokenizer, "model_tokenizer_unsupported", "a tokenizer that is absent or not read") \
+  X(660, kGroupOk, "group_ok", "a shard of a vocab-parallel head ran")                             \
+  X(661, kGroupUnsupported, "group_unsupported",                                                   \
+    "a loss, input or output that a shard of the vocabulary cannot serve")                         \
+  X(662, kGroupBadRange, "group_bad_range", "a shard's columns are not within its group's")        \
+  X(663, kGroupStatistics, "group_statistics_missing",                                             \
+    "the group's row statistics are not given, or given where there is no group")                  \
+  X(664, kGroupDisagrees, "group_disagrees", "the ranks of a group do not hold one problem")       \
   X(680, kHeadOk, "head_ok", "the loss configuration is valid, or the losses were computed")       \
   X(681, kHeadUnknownKind, "head_unknown_kind", "a loss kind, divergence or option not known")     \
   X(682, kHeadDuplicateName, "head_duplicate_name", "two terms have the same name")                \

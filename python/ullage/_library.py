@@ -61,6 +61,9 @@ class Inputs(ctypes.Structure):
         ("n_teachers", c_int64),
         ("upstream", c_double),
         ("upstream_rows", Vector),
+        ("group_shift", Vector),
+        ("group_log_sum", Vector),
+        ("group_label_log_prob", Vector),
     ]
 
 
@@ -85,6 +88,8 @@ class Outputs(ctypes.Structure):
         ("policy_metrics", c_void_p),
         ("n_policy_metrics", c_int64),
         ("accumulate", c_int32),
+        ("shift", Vector),
+        ("log_sum", Vector),
     ]
 
 

@@ -28,6 +28,9 @@ _VECTORS = (
     "segments",
     "pairs",
     "upstream_rows",
+    "group_shift",
+    "group_log_sum",
+    "group_label_log_prob",
 )
 _GRADIENTS = ("d_logits", "d_hidden", "d_weight", "d_bias", "d_adapter_a", "d_adapter_b")
 _ROWS = {
@@ -35,6 +38,8 @@ _ROWS = {
     "lse": numpy.float32,
     "label_log_prob": numpy.float32,
     "entropy": numpy.float32,
+    "shift": numpy.float32,
+    "log_sum": numpy.float32,
     "argmax": numpy.int64,
     "correct": numpy.uint8,
 }
@@ -53,6 +58,8 @@ class HeadResult:
     lse: Any = None
     label_log_prob: Any = None
     entropy: Any = None
+    shift: Any = None
+    log_sum: Any = None
     argmax: Any = None
     correct: Any = None
     d_logits: Any = None
@@ -118,8 +125,9 @@ class HeadPlan:
 
         inputs: logits, or hidden and weight; labels, and whatever else the terms need, by the names of lossk::Inputs.
         NumPy arrays, tensors on the CPU, or anything that speaks DLPack. outputs: which of token_loss, lse,
-        label_log_prob, entropy, argmax and correct to return; gradients are those of the plan's request. out: arrays
-        to write to, by name. Raises UllageError, with every output untouched.
+        label_log_prob, entropy, shift, log_sum, argmax and correct to return; gradients are those of the plan's request.
+        out: arrays to write to, by name. Of a shard without its group's statistics the losses are NaN. Raises
+        UllageError, with every output untouched.
         """
         if self.device != "cpu":
             raise ValueError(f"the plan is for {self.device}; run works on the CPU, ullage.torch on tensors anywhere")
@@ -135,11 +143,12 @@ class HeadPlan:
         given.teachers, given.n_teachers = listed, len(teachers)
 
         arrays = self._outputs(outputs, dict(out or {}))
-        losses = self.request["config"]["losses"]
-        terms = numpy.zeros(len(losses))
-        total, n_valid = numpy.zeros(1), numpy.zeros(1, numpy.int64)
+        config = self.request["config"]
+        losses = config["losses"]
+        terms, total, n_valid = numpy.full(len(losses), numpy.nan), numpy.full(1, numpy.nan), numpy.zeros(1, numpy.int64)
+        has_losses = not config.get("group_vocab") or inputs.get("group_shift") is not None
         wanted = c.Outputs(struct_size=ctypes.sizeof(c.Outputs), accumulate=int(accumulate))
-        _fill(wanted, {**arrays, "terms": terms, "total": total, "n_valid": n_valid}, alive)
+        _fill(wanted, {**arrays, "n_valid": n_valid, **({"terms": terms, "total": total} if has_losses else {})}, alive)
         if workspace is None:
             workspace = numpy.empty(self.workspace_bytes + _ALIGNMENT, numpy.uint8)
             workspace = workspace[-workspace.ctypes.data % _ALIGNMENT :]

@@ -137,6 +137,9 @@ Status read_inputs(const ullage_head_inputs& from, lossk::Inputs& inputs) {
   }
   inputs.upstream = from.upstream;
   read.vector("upstream_rows", from.upstream_rows, inputs.upstream_rows);
+  read.vector("group_shift", from.group_shift, inputs.group_shift);
+  read.vector("group_log_sum", from.group_log_sum, inputs.group_log_sum);
+  read.vector("group_label_log_prob", from.group_label_log_prob, inputs.group_label_log_prob);
   return read.status();
 }
 
@@ -165,6 +168,8 @@ Status read_outputs(const ullage_head_outputs& from, lossk::Outputs& outputs) {
                               static_cast<size_t>(from.n_policy_metrics)};
   }
   outputs.accumulate = from.accumulate != 0;
+  read.vector("shift", from.shift, outputs.shift);
+  read.vector("log_sum", from.log_sum, outputs.log_sum);
   return read.status();
 }
 

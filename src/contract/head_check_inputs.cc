@@ -128,15 +128,15 @@ Status check_door(const Shape& shape, const HeadOptions& options, const Request&
   return kHeadOk;
 }
 
-Status check_labels(const Shape& shape, int64_t offset, const IndexView& labels) {
+Status check_labels(const Shape& shape, const HeadOptions& options, const IndexView& labels) {
   ULLAGE_RETURN_IF_REFUSED(check_index({"labels"}, labels, shape.n_tok));
+  const LabelRange range = label_range(options, shape.vocab);
   for (int64_t i = 0; i < shape.n_tok; ++i) {
     const int64_t label = labels[i];
-    if (label >= 0 && (label < offset || label - offset >= shape.vocab)) {
+    if (label >= 0 && (label < range.first || label > range.last)) {
       return {kLossTargetOutOfRange, at({"labels"}, i) + " is " + describe(label) +
-                                         "; accepted: " + describe(offset) + " to " +
-                                         describe(offset + (shape.vocab - 1)) +
-                                         ", or negative to ignore the row"};
+                                         "; accepted: " + describe(range.first) + " to " +
+                                         describe(range.last) + ", or negative to ignore the row"};
     }
   }
   return kHeadOk;
@@ -154,6 +154,9 @@ Status check_row_inputs(const Shape& shape, const Inputs& inputs) {
                  {"advantages", inputs.advantages, n},
                  {"old_log_probs", inputs.old_log_probs, n},
                  {"reference_log_probs", inputs.reference_log_probs, n},
+                 {"group_shift", inputs.group_shift, n},
+                 {"group_log_sum", inputs.group_log_sum, n},
+                 {"group_label_log_prob", inputs.group_label_log_prob, n},
                  {"upstream_rows", inputs.upstream_rows, n}};
   for (const auto& [name, view, size] : vectors) {
     if (view) ULLAGE_RETURN_IF_REFUSED(check_vector({name}, view, size));
@@ -348,6 +351,8 @@ Status check_outputs(const Shape& shape, const HeadConfig& config, const Request
   ULLAGE_RETURN_IF_REFUSED(
       check_row_output({"label_log_prob"}, outputs.label_log_prob, shape.n_tok));
   ULLAGE_RETURN_IF_REFUSED(check_row_output({"entropy"}, outputs.entropy, shape.n_tok));
+  ULLAGE_RETURN_IF_REFUSED(check_row_output({"shift"}, outputs.shift, shape.n_tok));
+  ULLAGE_RETURN_IF_REFUSED(check_row_output({"log_sum"}, outputs.log_sum, shape.n_tok));
   if (outputs.entropy && !request.entropy) return unplanned("entropy", "entropy");
   if (!outputs.policy_metrics.empty() && !request.policy_metrics) {
     return unplanned("policy_metrics", "policy_metrics");
@@ -399,12 +404,13 @@ Status check_inputs(const Shape& shape, const HeadConfig& config, const Request&
   }
   ULLAGE_RETURN_IF_REFUSED(check_door(shape, config.options, request, inputs));
   if (inputs.labels) {
-    ULLAGE_RETURN_IF_REFUSED(check_labels(shape, config.options.vocab_offset, inputs.labels));
+    ULLAGE_RETURN_IF_REFUSED(check_labels(shape, config.options, inputs.labels));
   }
   ULLAGE_RETURN_IF_REFUSED(check_row_inputs(shape, inputs));
   for (const LossTerm& term : config.terms) {
     ULLAGE_RETURN_IF_REFUSED(check_term_inputs(shape, config, term, inputs));
   }
+  ULLAGE_RETURN_IF_REFUSED(check_group_inputs(shape, config.options, inputs, outputs));
   return check_outputs(shape, config, request, inputs, outputs);
 }
 

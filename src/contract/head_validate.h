@@ -11,18 +11,36 @@
 
 namespace ullage::lossk {
 
-// What `plan` refuses once the shape is known (after `validate`): 581, 583 for the shape; 683 and
-// 695 for a request that the configuration or the door cannot serve; 694 and 697 for a teacher that
-// does not fit the vocabulary; 696 for a storage type that is none.
+// What `plan` refuses once the shape is known (after `validate`): 581, 583 for the shape; 661, 683
+// and 695 for a request that the configuration or the door cannot serve; 662 for a shard outside
+// its group's vocabulary; 694 and 697 for a teacher that does not fit the vocabulary; 696 for a
+// storage type that is none.
 Status check_plan(const Shape& shape, const HeadConfig& config, const Request& request);
 
-// What `run` refuses: 585 upstream, 586 labels, 683 a missing input, 692 segments, 693 pairs, 694
-// top-k ids or log-probabilities, 695 shapes, 696 storage types. Reads labels, masks, segments,
-// pairs and top-k teachers; of ignored rows only the label. Allocates nothing unless it refuses.
+// What `run` refuses: 585 upstream, 586 labels, 661 and 663 of a shard, 683 a missing input, 692
+// segments, 693 pairs, 694 top-k ids or log-probabilities, 695 shapes, 696 storage types. Reads
+// labels, masks, segments, pairs and top-k teachers; of ignored rows only the label. Allocates
+// nothing unless it refuses.
 Status check_inputs(const Shape& shape, const HeadConfig& config, const Request& request,
                     const Inputs& inputs, const Outputs& outputs);
 
+// What becomes of the three for a shard of a vocabulary (group.h): 661 to 663. A run on a GPU calls
+// the last by itself.
+Status check_group(const HeadConfig& config);
+Status check_shard(const Shape& shape, const HeadOptions& options, const Request& request);
+Status check_group_inputs(const Shape& shape, const HeadOptions& options, const Inputs& inputs,
+                          const Outputs& outputs);
+
 // --- What the fields that are `kAuto` or not given mean. -----------------------------------------
+
+// Labels lie in [first, last]; those of a shard are its group's.
+struct LabelRange {
+  int64_t first = 0, last = 0;
+};
+constexpr LabelRange label_range(const HeadOptions& options, int64_t vocab) {
+  if (options.group_vocab > 0) return {0, options.group_vocab - 1};
+  return {options.vocab_offset, options.vocab_offset + (vocab - 1)};
+}
 
 constexpr bool is_policy(LossKind kind) {
   return kind == LossKind::kGrpo || kind == LossKind::kGspo || kind == LossKind::kCispo;

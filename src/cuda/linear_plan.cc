@@ -34,8 +34,8 @@ Status CudaLinearHeadPlan::run(CUstream_st* stream, const Inputs& inputs, const 
 Status CudaLinearHeadPlan::check(CUstream_st* stream, std::span<const std::byte> workspace) const {
   Status status = cuda::check_workspace(workspace, state_->workspace_bytes);
   if (!status.ok()) return status;
-  return cuda::report_census(reinterpret_cast<const cuda::Census*>(workspace.data()), state_->shape,
-                             state_->config.options.vocab_offset, stream);
+  return cuda::report_census(reinterpret_cast<const cuda::Census*>(workspace.data()),
+                             label_range(state_->config.options, state_->shape.vocab), stream);
 }
 
 Result<FilterReport> CudaLinearHeadPlan::State::filter_report(CUstream_st*, std::byte*) const {

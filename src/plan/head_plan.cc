@@ -61,7 +61,7 @@ void group_terms(HeadLayout& layout, Implementation implementation) {
 
 std::string mode_of(const HeadLayout& layout) {
   if (!layout.from_hidden()) return "from_logits";
-  if (layout.strips()) return layout.gradient ? "recompute" : "strips";
+  if (layout.strips()) return layout.makes_strips_twice() ? "recompute" : "strips";
   return layout.two_pass && layout.n_chunks > 1 ? "chunk_two_pass" : "chunk";
 }
 
@@ -71,7 +71,8 @@ double operations_of(const HeadLayout& layout) {
   const auto v = static_cast<double>(layout.shape.vocab);
   const auto r = static_cast<double>(layout.config.options.adapter_rank);
   const Request& request = layout.request;
-  const bool again = layout.strips() ? layout.gradient : layout.two_pass && layout.n_chunks > 1;
+  const bool again =
+      layout.strips() ? layout.makes_strips_twice() : layout.two_pass && layout.n_chunks > 1;
   const double passes = again ? 2 : 1;
   const double logits = n * d * v + n * r * (d + v);
   double products = logits * passes;
@@ -127,7 +128,8 @@ void describe_rows(HeadLayout& layout) {
   for (int i = 0; i < layout.n_terms(); ++i) {
     const LossTerm& term = config.terms[static_cast<size_t>(i)];
     const bool by_segment = term.kind == LossKind::kGspo || term.kind == LossKind::kDpo;
-    layout.two_pass |= layout.gradient && by_segment && term.weight != 0;
+    layout.two_pass |=
+        layout.gradient && by_segment && term.weight != 0 && config.options.group_vocab == 0;
     layout.smoothing |= term.kind == LossKind::kCrossEntropy && term.label_smoothing > 0;
     const bool distils = term.kind == LossKind::kDistillation;
     layout.distillation.push_back(distils ? layout.n_distillation++ : -1);

@@ -123,6 +123,8 @@ struct HeadLayout {
 
   bool from_hidden() const { return shape.d_model > 0; }
   bool strips() const { return strip < shape.vocab; }
+  // A shard's statistics come from its group with the run that has a gradient.
+  bool makes_strips_twice() const { return gradient && config.options.group_vocab == 0; }
   // Whether logits are made a chunk at a time, the student's or a teacher's.
   bool makes_logits() const { return from_hidden() || makes_teacher_logits(); }
   bool makes_teacher_logits() const;

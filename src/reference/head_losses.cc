@@ -99,20 +99,26 @@ void backward_product(const HeadConfig& config, const HeadInputs& inputs,
   }
 }
 
-// lse, label_log_prob, entropy, argmax and correct, of the head's logits.
+// lse in one number and in two, label_log_prob, entropy, argmax and correct, of the head's logits.
 void row_outputs(const HeadConfig& config, const HeadInputs& inputs,
-                 const std::vector<double>& logits, HeadResult& result) {
+                 const std::vector<double>& logits, const std::vector<bool>& read,
+                 HeadResult& result) {
   const auto [n_tok, d_model, vocab] = inputs.shape;
   result.lse.assign(n_tok, 0);
   result.label_log_prob.assign(n_tok, 0);
   result.entropy.assign(n_tok, 0);
   result.argmax.assign(n_tok, -1);
   result.correct.assign(n_tok, 0);
+  result.shift.assign(n_tok, 0);
+  result.log_sum.assign(n_tok, 0);
   for (int64_t row = 0; row < n_tok; ++row) {
+    if (!read[row]) continue;
+    const double* x = logits.data() + row * vocab;
+    const LogSoftmax softmax = student_softmax(inputs, row, x, config.options.logits_scale);
+    result.shift[row] = softmax.shift;
+    result.log_sum[row] = softmax.log_sum;
     if (!has_label(inputs, row)) continue;
     ++result.n_valid;
-    const double* x = logits.data() + row * vocab;
-    const LogSoftmax softmax = log_softmax(x, vocab, config.options.logits_scale);
     result.lse[row] = softmax.lse;
     result.argmax[row] = std::max_element(x, x + vocab) - x;
     for (const double log_q : softmax.log_q) {
@@ -120,7 +126,7 @@ void row_outputs(const HeadConfig& config, const HeadInputs& inputs,
     }
     if (inputs.labels.empty()) continue;
     const int64_t label = inputs.labels[row] - config.options.vocab_offset;
-    result.label_log_prob[row] = softmax.log_q[label];
+    result.label_log_prob[row] = label_log_prob(inputs, row, label, softmax);
     result.correct[row] = result.argmax[row] == label;
   }
 }
@@ -133,11 +139,34 @@ LogSoftmax log_softmax(const double* logits, int64_t vocab, double scale) {
   double sum = 0;
   for (int64_t j = 0; j < vocab; ++j) sum += std::exp(scale * logits[j] - m);
   LogSoftmax result;
+  result.shift = *std::max_element(logits, logits + vocab);
+  result.log_sum = std::log(sum);
   for (int64_t j = 0; j < vocab; ++j) {
     result.log_q.push_back((scale * logits[j] - m) - std::log(sum));
   }
   result.lse = m + std::log(sum);
   return result;
+}
+
+LogSoftmax student_softmax(const HeadInputs& inputs, int64_t row, const double* logits,
+                           double scale) {
+  const int64_t vocab = inputs.shape.vocab;
+  if (inputs.group_shift.empty()) return log_softmax(logits, vocab, scale);
+  LogSoftmax result;
+  result.shift = inputs.group_shift[row];
+  result.log_sum = inputs.group_log_sum[row];
+  result.lse = scale * result.shift + result.log_sum;
+  for (int64_t j = 0; j < vocab; ++j) {
+    result.log_q.push_back(scale * (logits[j] - result.shift) - result.log_sum);
+  }
+  return result;
+}
+
+double label_log_prob(const HeadInputs& inputs, int64_t row, int64_t label,
+                      const LogSoftmax& softmax) {
+  if (!inputs.group_label_log_prob.empty()) return inputs.group_label_log_prob[row];
+  if (label < 0 || label >= inputs.shape.vocab) return -INFINITY;
+  return softmax.log_q[label];
 }
 
 bool TermContext::counts(int64_t row) const {
@@ -184,7 +213,7 @@ HeadResult head_losses(const HeadConfig& config, const HeadInputs& inputs) {
       softcap_slope[i] = 1 - t * t;
     }
   }
-  row_outputs(config, inputs, logits, result);
+  row_outputs(config, inputs, logits, read, result);
 
   std::vector<std::vector<double>> teacher_logits;
   for (size_t t = 0; t < config.teachers.size(); ++t) {

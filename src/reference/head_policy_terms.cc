@@ -39,8 +39,7 @@ std::vector<LogSoftmax> softmax_of_counted_rows(const TermContext& context) {
   std::vector<LogSoftmax> rows(context.n_tok());
   for (int64_t row = 0; row < context.n_tok(); ++row) {
     if (!context.counts(row)) continue;
-    rows[row] =
-        log_softmax(context.logits + row * context.vocab(), context.vocab(), context.scale());
+    rows[row] = context.softmax(row);
   }
   return rows;
 }
@@ -99,7 +98,7 @@ TermResult policy_term(const TermContext& context) {
   for (int64_t row = 0; row < context.n_tok(); ++row) {
     if (!context.counts(row)) continue;
     const int64_t d = segments.of_row[row];
-    const double lp = softmax[row].log_q[context.label(row)];
+    const double lp = context.log_prob(row, softmax[row]);
     mean_log_ratio[d] += (lp - inputs.old_log_probs[row]) / segments.n_labels[d];
     mean_advantage[d] += inputs.advantages[row] / segments.n_labels[d];
   }
@@ -114,7 +113,7 @@ TermResult policy_term(const TermContext& context) {
   for (int64_t row = 0; row < context.n_tok(); ++row) {
     if (!context.counts(row)) continue;
     const int64_t d = segments.of_row[row];
-    const double lp = softmax[row].log_q[context.label(row)];
+    const double lp = context.log_prob(row, softmax[row]);
     const double log_ratio = gspo ? mean_log_ratio[d] : lp - inputs.old_log_probs[row];
     const double advantage = gspo ? mean_advantage[d] : inputs.advantages[row];
     const double r = std::exp(log_ratio);
@@ -174,7 +173,7 @@ TermResult preference_term(const TermContext& context) {
   for (int64_t row = 0; row < context.n_tok(); ++row) {
     if (!context.counts(row)) continue;
     log_ratio[segments.of_row[row]] +=
-        softmax[row].log_q[context.label(row)] - inputs.reference_log_probs[row];
+        context.log_prob(row, softmax[row]) - inputs.reference_log_probs[row];
   }
   TermResult result;
   result.row_loss.assign(context.n_tok(), 0);

@@ -13,8 +13,17 @@ namespace ullage::reference {
 struct LogSoftmax {
   std::vector<double> log_q;  // [vocab]
   double lse = 0;
+  double shift = 0, log_sum = 0;  // lse = scale * shift + log_sum, shift the largest x
 };
 LogSoftmax log_softmax(const double* logits, int64_t vocab, double scale);
+
+// The student's: of a shard whose group's statistics are given, the columns it has of the group's.
+LogSoftmax student_softmax(const HeadInputs& inputs, int64_t row, const double* logits,
+                           double scale);
+
+// ln q of the row's label, at column `label`: -inf where it is another shard's.
+double label_log_prob(const HeadInputs& inputs, int64_t row, int64_t label,
+                      const LogSoftmax& softmax);
 
 struct TermContext {
   const lossk::LossTerm& term;
@@ -29,6 +38,12 @@ struct TermContext {
   double scale() const { return options.logits_scale * term.logits_scale; }
   bool counts(int64_t row) const;
   int64_t label(int64_t row) const { return inputs.labels[row] - options.vocab_offset; }
+  LogSoftmax softmax(int64_t row) const {
+    return student_softmax(inputs, row, logits + row * vocab(), scale());
+  }
+  double log_prob(int64_t row, const LogSoftmax& softmax) const {
+    return label_log_prob(inputs, row, label(row), softmax);
+  }
 };
 
 struct TermResult {

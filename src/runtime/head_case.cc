@@ -145,6 +145,9 @@ constexpr std::string_view kInputFields[] = {"logits",
                                              "segments",
                                              "n_segments",
                                              "pairs",
+                                             "group_shift",
+                                             "group_log_sum",
+                                             "group_label_log_prob",
                                              "teachers",
                                              "teacher_logits",
                                              "teacher_hidden",
@@ -264,6 +267,9 @@ Result<HeadCase> read_case(const json& object) {
   arrays.numbers("advantages", in.advantages);
   arrays.numbers("old_log_probs", in.old_log_probs);
   arrays.numbers("reference_log_probs", in.reference_log_probs);
+  arrays.numbers("group_shift", in.group_shift);
+  arrays.numbers("group_log_sum", in.group_log_sum);
+  arrays.numbers("group_label_log_prob", in.group_label_log_prob);
   arrays.integers("segments", in.segments);
   arrays.integers("pairs", in.pairs);
   for (const int64_t segment : in.segments) {

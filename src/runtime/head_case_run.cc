@@ -85,6 +85,9 @@ lossk::Inputs stored_inputs(const HeadConfig& config, const HeadInputs& in, Stor
   views.advantages = vector(in.advantages);
   views.old_log_probs = vector(in.old_log_probs);
   views.reference_log_probs = vector(in.reference_log_probs);
+  views.group_shift = vector(in.group_shift);
+  views.group_log_sum = vector(in.group_log_sum);
+  views.group_label_log_prob = vector(in.group_label_log_prob);
   views.segments = ids(in.segments);
   views.n_segments = in.n_segments;
   views.pairs = ids(in.pairs);
@@ -117,7 +120,14 @@ HeadInputs rounded(HeadInputs in, const lossk::Inputs& stored) {
   return in;
 }
 
+bool is_shard(const HeadCase& head) { return head.config.options.group_vocab > 0; }
+// A shard has losses and gradients once its group's statistics are given.
+bool has_losses(const HeadCase& head) {
+  return !is_shard(head) || !head.inputs.group_shift.empty();
+}
+
 lossk::Request full_request(const HeadCase& head, DType dtype) {
+  if (!has_losses(head)) return {.input_dtype = dtype, .weight_dtype = dtype};
   const bool from_hidden = head.inputs.shape.d_model > 0;
   return {.input_dtype = dtype,
           .weight_dtype = dtype,
@@ -128,8 +138,8 @@ lossk::Request full_request(const HeadCase& head, DType dtype) {
           .d_weight = from_hidden,
           .d_bias = from_hidden && head.config.options.bias,
           .d_adapter = from_hidden && head.config.options.adapter_rank > 0,
-          .entropy = true,
-          .policy_metrics = true};
+          .entropy = !is_shard(head),
+          .policy_metrics = !is_shard(head)};
 }
 
 struct AlignedDelete {
@@ -148,19 +158,25 @@ Result<HeadResult> run_plan(const lossk::HeadPlan& plan, const HeadCase& head,
   result.policy_metrics.resize(head.config.terms.size());
   result.argmax.resize(static_cast<size_t>(n_tok));
   result.correct.resize(static_cast<size_t>(n_tok));
-  out.terms = result.terms;
-  out.total = &result.total;
-  out.n_valid = &result.n_valid;
-  out.token_loss = output(result.token_loss, n_tok);
-  out.lse = output(result.lse, n_tok);
-  out.entropy = output(result.entropy, n_tok);
+  const MutableVectorView token_loss = output(result.token_loss, n_tok);
+  const MutableVectorView entropy = output(result.entropy, n_tok);
   const MutableVectorView label_log_prob = output(result.label_log_prob, n_tok);
-  out.argmax = result.argmax;
-  if (inputs.labels) {
-    out.label_log_prob = label_log_prob;
-    out.correct = result.correct;
+  if (has_losses(head)) {
+    out.terms = result.terms;
+    out.total = &result.total;
+    out.token_loss = token_loss;
   }
-  out.policy_metrics = result.policy_metrics;
+  out.n_valid = &result.n_valid;
+  out.lse = output(result.lse, n_tok);
+  out.shift = output(result.shift, n_tok);
+  out.log_sum = output(result.log_sum, n_tok);
+  if (inputs.labels) out.label_log_prob = label_log_prob;
+  if (!is_shard(head)) {
+    out.entropy = entropy;
+    out.argmax = result.argmax;
+    if (inputs.labels) out.correct = result.correct;
+    out.policy_metrics = result.policy_metrics;
+  }
   if (request.d_logits) out.d_logits = storage.zeros(n_tok, vocab);
   if (request.d_hidden) out.d_hidden = storage.zeros(n_tok, d_model);
   if (request.d_weight) out.d_weight = storage.zeros(vocab, d_model);
@@ -275,22 +291,28 @@ std::string head_result_to_json(const Result<HeadCase>& head, const Result<HeadR
   }
   const HeadConfig& config = head->config;
   out["status"] = static_cast<int>(kHeadOk);
-  out["losses"] = ordered_json::object();
-  for (size_t t = 0; t < config.terms.size(); ++t) {
-    out["losses"][config.terms[t].name] = number(result->terms[t]);
+  if (has_losses(*head)) {
+    out["losses"] = ordered_json::object();
+    for (size_t t = 0; t < config.terms.size(); ++t) {
+      out["losses"][config.terms[t].name] = number(result->terms[t]);
+    }
+    out["total"] = number(result->total);
+    out["n_valid"] = result->n_valid;
+    put_gradients(out, *head, *result);
   }
-  out["total"] = number(result->total);
-  out["n_valid"] = result->n_valid;
-  put_gradients(out, *head, *result);
-  if (outputs.rows) {
-    out["token_loss"] = numbers(result->token_loss);
+  if (outputs.rows || !has_losses(*head)) {
+    if (has_losses(*head)) out["token_loss"] = numbers(result->token_loss);
     out["lse"] = numbers(result->lse);
     out["label_log_prob"] = numbers(result->label_log_prob);
+    out["shift"] = numbers(result->shift);
+    out["log_sum"] = numbers(result->log_sum);
+  }
+  if (outputs.rows && !is_shard(*head)) {
     out["entropy"] = numbers(result->entropy);
     out["argmax"] = result->argmax;
     out["correct"] = result->correct;
   }
-  if (outputs.metrics) {
+  if (outputs.metrics && !is_shard(*head)) {
     out["metrics"] = ordered_json::object();
     for (size_t t = 0; t < config.terms.size(); ++t) {
       const lossk::LossKind kind = config.terms[t].kind;

@@ -17,7 +17,7 @@ struct HeadCaseOptions {
 Result<reference::HeadResult> run_head_case(const HeadCase& head, const HeadCaseOptions& options);
 
 struct HeadCaseOutputs {
-  bool rows = false;     // token_loss, lse, label_log_prob, entropy, argmax, correct
+  bool rows = false;     // token_loss, lse and its parts, label_log_prob, entropy, argmax, correct
   bool metrics = false;  // of grpo and gspo terms
 };
 

@@ -254,6 +254,7 @@ Result<HeadConfig> read_config(const json& document) {
   fields.integer("adapter_rank", options.adapter_rank);
   fields.number("adapter_scale", options.adapter_scale);
   fields.integer("vocab_offset", options.vocab_offset);
+  fields.integer("group_vocab", options.group_vocab);
   for (size_t i = 0; i < losses.size(); ++i) {
     fields.note(
         read_term(losses[i], "losses[" + std::to_string(i) + "]", config.terms.emplace_back()));
@@ -343,13 +344,14 @@ std::string head_config_to_json(const HeadConfig& config) {
   put(document, "adapter_rank", config.options.adapter_rank, d.adapter_rank);
   put(document, "adapter_scale", config.options.adapter_scale, d.adapter_scale);
   put(document, "vocab_offset", config.options.vocab_offset, d.vocab_offset);
+  put(document, "group_vocab", config.options.group_vocab, d.group_vocab);
   return document.dump();
 }
 
 std::span<const std::string_view> head_config_fields() {
-  static constexpr std::string_view kFields[] = {"losses",        "teachers",    "logits_scale",
-                                                 "softcap",       "bias",        "adapter_rank",
-                                                 "adapter_scale", "vocab_offset"};
+  static constexpr std::string_view kFields[] = {"losses",        "teachers",     "logits_scale",
+                                                 "softcap",       "bias",         "adapter_rank",
+                                                 "adapter_scale", "vocab_offset", "group_vocab"};
   return kFields;
 }
 

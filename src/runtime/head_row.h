@@ -36,7 +36,7 @@ struct RowContext {
   const T* class_weights;  // [vocab], or null: ones
   std::span<T> scratch;    // [n_threads][scratch rows][layout.scratch_stride]
   // What was asked for beyond losses and gradients.
-  bool base_outputs;  // lse, label_log_prob or entropy
+  bool base_outputs;  // lse, its parts, label_log_prob or entropy
   bool entropy;       // per row
   bool metrics;
   bool single_sweep;  // the statistics of a row are one sweep over it, and nothing else reads it

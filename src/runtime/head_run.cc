@@ -44,7 +44,8 @@ class HeadRun {
                  .bias = nullptr,
                  .class_weights = nullptr,
                  .scratch = {},
-                 .base_outputs = outputs.lse || outputs.label_log_prob || outputs.entropy,
+                 .base_outputs = outputs.lse || outputs.label_log_prob || outputs.entropy ||
+                                 outputs.shift || outputs.log_sum,
                  .entropy = static_cast<bool>(outputs.entropy),
                  .metrics = !outputs.policy_metrics.empty(),
                  .single_sweep = false} {
@@ -69,7 +70,12 @@ class HeadRun {
                           outputs_.d_bias || outputs_.d_adapter_a || outputs_.d_adapter_b;
     std::fill(outputs_.argmax.begin(), outputs_.argmax.end(), -1);
     std::fill(outputs_.correct.begin(), outputs_.correct.end(), uint8_t{0});
-    if (gradient && layout_.two_pass) {
+    if (inputs_.group_shift) {
+      // A shard's group has been over the rows.
+      for (const int64_t row : scalars_.live_rows()) scalars_.finish_row(row);
+      scalars_.finish_segments();
+      if (gradient) sweep(Phase::kGradient, gradient);
+    } else if (gradient && layout_.two_pass) {
       sweep(Phase::kStatistics, gradient);
       scalars_.finish_segments();
       sweep(Phase::kGradient, gradient);
@@ -127,7 +133,8 @@ class HeadRun {
       }
       const ColumnRange all{0, layout_.shape.vocab};
       // A single chunk still holds its logits from the statistics.
-      if (layout_.makes_logits() && (phase != Phase::kGradient || live.size() > chunk)) {
+      const bool held = phase == Phase::kGradient && live.size() <= chunk && !inputs_.group_shift;
+      if (layout_.makes_logits() && !held) {
         products_.make_logits(rows, all);
       }
       visit(rows, phase, gradient);

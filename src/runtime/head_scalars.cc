@@ -41,7 +41,7 @@ HeadScalars::HeadScalars(const HeadLayout& layout, const Inputs& inputs,
 
   const auto& terms = layout.config.terms;
   for (int64_t row = 0; row < n_tok_; ++row) {
-    const bool labelled = inputs.labels && inputs.labels[row] >= 0;
+    const bool labelled = has_label(row);
     const bool counted = std::any_of(terms.begin(), terms.end(), [&](const LossTerm& term) {
       return counts_row(term, inputs, row);
     });
@@ -59,6 +59,7 @@ HeadScalars::HeadScalars(const HeadLayout& layout, const Inputs& inputs,
   }
 }
 
+// Of another shard's label, -1: 1, for shards have no class weights.
 double HeadScalars::class_weight(int64_t label) const {
   return value_or(inputs_.class_weights, label, 1);
 }
@@ -75,7 +76,7 @@ double HeadScalars::default_divisor(int term) const {
     case LossKind::kCrossEntropy: {
       double sum = 0;
       for (const int64_t row : live_rows()) {
-        if (label(row) >= 0) sum += class_weight(label(row));
+        if (has_label(row)) sum += class_weight(label(row));
       }
       return sum;
     }
@@ -181,7 +182,24 @@ TermRow HeadScalars::token_term(int term, int64_t row) const {
   return {0, 0};
 }
 
+void HeadScalars::place_in_group(int64_t row) {
+  if (layout_.config.options.group_vocab == 0) return;
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  for (int group = 0; group < static_cast<int>(layout_.groups.size()); ++group) {
+    SoftmaxStatistics& s = softmax(group, row);
+    if (inputs_.group_shift) {
+      s.max = value_at(inputs_.group_shift, row);
+      s.log_sum = value_at(inputs_.group_log_sum, row);
+      s.sum = std::exp(s.log_sum);
+      s.label = s.log_sum + value_or(inputs_.group_label_log_prob, row, 0);
+    } else if (s.max == kNone || (has_label(row) && label(row) < 0)) {
+      s.label = kNone;
+    }
+  }
+}
+
 void HeadScalars::finish_row(int64_t row) {
+  place_in_group(row);
   for (int term = 0; term < layout_.n_terms(); ++term) {
     const LossTerm& t = layout_.config.terms[static_cast<size_t>(term)];
     if (t.kind == LossKind::kGspo || t.kind == LossKind::kDpo) continue;
@@ -348,6 +366,12 @@ PolicyMetrics HeadScalars::metrics(int term) const {
   return m;
 }
 
+double HeadScalars::label_log_prob(const SoftmaxStatistics& s, int64_t row) const {
+  if (!has_label(row)) return 0;
+  const bool elsewhere = std::isinf(s.label) && layout_.config.options.group_vocab > 0;
+  return elsewhere ? s.label : s.label - s.log_sum;
+}
+
 void HeadScalars::report(const Outputs& outputs) const {
   const auto& terms = layout_.config.terms;
   double total = 0;
@@ -365,6 +389,7 @@ void HeadScalars::report(const Outputs& outputs) const {
   const auto set = [](const MutableVectorView& view, int64_t row, double value) {
     if (view) cpu::store_double(value, view.data, view.dtype, row * view.stride);
   };
+  const bool narrow_shift = outputs.shift && outputs.shift.dtype == DType::kF32;
   for (int64_t row = 0; row < n_tok_; ++row) {
     const SoftmaxStatistics none{};
     const SoftmaxStatistics& s = reports(row) ? softmax(layout_.base_group, row) : none;
@@ -376,8 +401,15 @@ void HeadScalars::report(const Outputs& outputs) const {
     }
     set(outputs.token_loss, row, loss);
     set(outputs.lse, row, scale * s.max + s.log_sum);
-    set(outputs.label_log_prob, row, label(row) >= 0 ? s.label - s.log_sum : 0);
+    set(outputs.label_log_prob, row, label_log_prob(s, row));
     set(outputs.entropy, row, s.entropy);
+    // log_sum makes up for what the shift's rounding takes; of an infinite one that is not a
+    // number.
+    const SoftmaxStatistics& read = softmax(layout_.base_group, row);
+    const double shift = narrow_shift ? static_cast<float>(read.max) : read.max;
+    set(outputs.shift, row, shift);
+    set(outputs.log_sum, row,
+        shift == read.max ? read.log_sum : scale * (read.max - shift) + read.log_sum);
   }
 }
 

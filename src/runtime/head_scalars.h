@@ -32,17 +32,20 @@ class HeadScalars {
   }
   TermRow& term_row(int term, int64_t row) { return terms_[term * n_tok_ + row]; }
 
-  // The row's label as a column, or -1.
+  bool has_label(int64_t row) const { return inputs_.labels && inputs_.labels[row] >= 0; }
+
+  // The row's label as a column, or -1 where it has none or another shard has it.
   int64_t label(int64_t row) const {
-    return inputs_.labels && inputs_.labels[row] >= 0
-               ? inputs_.labels[row] - layout_.config.options.vocab_offset
-               : -1;
+    const int64_t column =
+        has_label(row) ? inputs_.labels[row] - layout_.config.options.vocab_offset : -1;
+    return column >= 0 && column < layout_.shape.vocab ? column : -1;
   }
 
   // Whether the outputs of rows report it: it has a label, or there are no labels.
   bool reports(int64_t row) const { return !inputs_.labels || inputs_.labels[row] >= 0; }
 
   // Losses and slopes of the row under every term that counts it and does not wait for a segment.
+  // Of a shard: once its group's statistics, where given, have taken the place of the row's own.
   void finish_row(int64_t row);
 
   // The same for the terms over whole segments, once every row has its statistics.
@@ -68,6 +71,8 @@ class HeadScalars {
     return s.label - s.log_sum;
   }
   double class_weight(int64_t label) const;
+  void place_in_group(int64_t row);
+  double label_log_prob(const SoftmaxStatistics& s, int64_t row) const;
   void sort_segments();
   void finish_gspo(int term);
   void finish_dpo(int term);

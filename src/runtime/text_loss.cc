@@ -71,10 +71,12 @@ Status check_losses(const lossk::HeadConfig& losses) {
     }
   }
   const lossk::HeadOptions& options = losses.options;
-  if (options.bias || options.adapter_rank > 0 || options.vocab_offset > 0) {
-    return {kHeadMissingInput,
-            "bias, adapter_rank or vocab_offset is set, and a checkpoint's head has none; "
-            "accepted: logits_scale, softcap"};
+  if (options.bias || options.adapter_rank > 0 || options.vocab_offset > 0 ||
+      options.group_vocab > 0) {
+    return {
+        kHeadMissingInput,
+        "bias, adapter_rank, vocab_offset or group_vocab is set, and a checkpoint's head has none; "
+        "accepted: logits_scale, softcap"};
   }
   return kHeadOk;
 }

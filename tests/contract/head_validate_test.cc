@@ -399,6 +399,68 @@ TEST(HeadCheckInputs, HiddenDoor) {
 }
 
 // No rows: nothing is asked for, whatever the terms.
+// --- A shard of a vocabulary
+// -----------------------------------------------------------------------
+
+TEST(HeadGroupCheck, RefusesWhatAShardCannotServe) {
+  const auto of = [](LossTerm term, HeadOptions options = {.group_vocab = 10}) {
+    term.name = "t";
+    return validate({.terms = {term}, .teachers = {{.vocab = 5}}, .options = options});
+  };
+  EXPECT_TRUE(of({}).ok());
+  EXPECT_TRUE(of({.kind = LossKind::kDpo}).ok());
+  expect_refused(of({}, {.group_vocab = -1}), kGroupBadRange, "group_vocab is -1");
+  expect_refused(of({.kind = LossKind::kDistillation}), kGroupUnsupported, "term 't': kind");
+  expect_refused(of({.label_smoothing = .1}), kGroupUnsupported, "label_smoothing is 0.1");
+  expect_refused(of({.logits_scale = 2}), kGroupUnsupported, "logits_scale is 2");
+
+  const auto plan = [](int64_t offset, int64_t group, Request request = {}) {
+    return check_plan(
+        {1, 0, 5},
+        {.terms = {{.name = "a"}}, .options = {.vocab_offset = offset, .group_vocab = group}},
+        request);
+  };
+  EXPECT_TRUE(plan(5, 10).ok());
+  expect_refused(plan(6, 10), kGroupBadRange, "vocab_offset is 6 and vocab 5");
+  expect_refused(plan(0, 4), kGroupBadRange, "group_vocab = 4");
+  expect_refused(plan(0, 10, {.entropy = true}), kGroupUnsupported, "entropy");
+  expect_refused(plan(0, 10, {.policy_metrics = true}), kGroupUnsupported, "policy_metrics");
+}
+
+TEST(HeadGroupCheck, AsksForTheGroupsStatisticsWithLossesAndGradients) {
+  std::vector<double> row(1), total(1);
+  std::vector<int64_t> ids(1);
+  std::vector<uint8_t> flags(1);
+  const VectorView given = {row.data(), DType::kF64, 1};
+  const MutableVectorView out = {row.data(), DType::kF64, 1};
+  const HeadOptions shard = {.group_vocab = 10};
+  Inputs in;
+  in.labels = {ids.data(), 8, 1};
+  const auto check = [&](const Outputs& outputs, const HeadOptions& options) {
+    return check_group_inputs({1, 0, 5}, options, in, outputs);
+  };
+  Outputs statistics, losses;
+  statistics.shift = statistics.log_sum = statistics.label_log_prob = statistics.lse = out;
+  losses.total = total.data();
+  EXPECT_TRUE(check(statistics, shard).ok());
+  expect_refused(check(losses, shard), kGroupStatistics, "group_shift is not given");
+  in.group_shift = given;
+  expect_refused(check(statistics, shard), kGroupStatistics, "group_log_sum is not given");
+  in.group_log_sum = given;
+  expect_refused(check(losses, shard), kGroupStatistics, "group_label_log_prob is not given");
+  in.group_label_log_prob = given;
+  EXPECT_TRUE(check(losses, shard).ok());
+  expect_refused(check(losses, {}), kGroupStatistics, "group_shift is given");
+  losses.argmax = ids;
+  expect_refused(check(losses, shard), kGroupUnsupported, "argmax");
+  losses.argmax = {};
+  losses.correct = flags;
+  expect_refused(check(losses, shard), kGroupUnsupported, "correct");
+  losses.correct = {};
+  in.class_weights = given;
+  expect_refused(check(losses, shard), kGroupUnsupported, "class_weights");
+}
+
 TEST(HeadCheckInputs, NoRowsNeedNoInputs) {
   HeadRun run;
   run.shape.n_tok = 0;

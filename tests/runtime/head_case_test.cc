@@ -34,7 +34,7 @@ TEST(HeadConfigJson, RoundTripsEveryField) {
                  {"kind": "hidden", "vocab": 100, "d_model": 16, "dtype": "bf16",
                   "weight_dtype": "f16"}],
     "logits_scale": 1.3, "softcap": 30.0, "bias": true, "adapter_rank": 4, "adapter_scale": 0.5,
-    "vocab_offset": 50})";
+    "vocab_offset": 50, "group_vocab": 300})";
   const auto config = runtime::head_config_from_json(text);
   ASSERT_TRUE(config) << config.status().to_string();
   EXPECT_EQ(config->terms[2].divergence, lossk::Divergence::kJensenShannon);
@@ -181,6 +181,39 @@ TEST(HeadCase, MutatedDocumentsAreAnsweredOrRefused) {
     }
   }
   EXPECT_GT(answered, 100);
+}
+
+// Two shards of z = [1, 2, 3 | 0], label 3: first their statistics, then with the group's the
+// losses.
+TEST(HeadCase, AShardsStatisticsAndThenItsLosses) {
+  const double rest = std::log1p(std::exp(-1) + std::exp(-2) + std::exp(-3));
+  json shards[2] = {{{"logits", {{1, 2, 3}}}, {"vocab_offset", 0}},
+                    {{"logits", {{0}}}, {"vocab_offset", 3}}};
+  for (json& shard : shards) {
+    shard.update({{"labels", {3}}, {"group_vocab", 4}, {"losses", {{{"kind", "cross_entropy"}}}}});
+    for (const bool reference : {false, true}) {
+      const auto answer = [&] {
+        const auto parsed = runtime::head_cases_from_json(shard.dump());
+        const auto& one = parsed->cases[0];
+        return json::parse(runtime::head_result_to_json(
+            one, runtime::run_head_case(*one, {.reference = reference}), {}));
+      };
+      shard.erase("group_shift");
+      shard.erase("group_log_sum");
+      shard.erase("group_label_log_prob");
+      const bool here = shard["vocab_offset"] == 3;
+      json own = answer();
+      EXPECT_FALSE(own.contains("total"));
+      EXPECT_EQ(own["shift"][0], here ? 0 : 3);
+      EXPECT_EQ(own["label_log_prob"][0], here ? json(0) : json("-inf"));
+      shard.update(
+          {{"group_shift", {3}}, {"group_log_sum", {rest}}, {"group_label_log_prob", {-3 - rest}}});
+      own = answer();
+      EXPECT_NEAR(own["total"], 3 + rest, 1e-12) << own.dump();
+      EXPECT_NEAR(own["grad_logits"][0][0], std::exp((here ? -3 : -2) - rest) - (here ? 1 : 0),
+                  1e-12);
+    }
+  }
 }
 
 }  // namespace

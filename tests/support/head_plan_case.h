@@ -56,6 +56,7 @@ struct PlanCase {
   double initial = 0;  // what gradient buffers hold before
   bool policy_metrics = false;
   bool entropy = true;
+  bool statistics = false;  // of a shard: shift, log_sum and label_log_prob alone
 };
 
 struct PlanOutcome {
@@ -76,6 +77,9 @@ inline PlanOutcome run_plan(PlanCase c) {
   const int64_t rank = c.config.options.adapter_rank;
   const bool from_hidden = d_model > 0;
   lossk::Request& request = c.request;
+  const bool shard = c.config.options.group_vocab > 0;
+  c.entropy &= !shard;
+  c.gradient &= !c.statistics;
   request.entropy = c.entropy;
   request.policy_metrics = c.policy_metrics;
   if (c.gradient) {
@@ -130,6 +134,9 @@ inline PlanOutcome run_plan(PlanCase c) {
   in.segments = ids_of(c.inputs.segments);
   in.n_segments = c.inputs.n_segments;
   in.pairs = ids_of(c.inputs.pairs);
+  in.group_shift = f64(c.inputs.group_shift);
+  in.group_log_sum = f64(c.inputs.group_log_sum);
+  in.group_label_log_prob = f64(c.inputs.group_label_log_prob);
   in.upstream = c.inputs.upstream;
   in.upstream_rows = f64(c.inputs.upstream_rows);
   std::vector<Stored> kept;
@@ -155,7 +162,9 @@ inline PlanOutcome run_plan(PlanCase c) {
   const auto rows = static_cast<size_t>(n_tok);
   r.terms.assign(n_terms, -1);
   r.policy_metrics.resize(n_terms);
-  for (auto* v : {&r.token_loss, &r.lse, &r.label_log_prob, &r.entropy}) v->assign(rows, -7);
+  for (auto* v : {&r.token_loss, &r.lse, &r.label_log_prob, &r.entropy, &r.shift, &r.log_sum}) {
+    v->assign(rows, -7);
+  }
   r.argmax.assign(rows, -7);
   r.correct.assign(rows, 7);
   const auto gradient = [&](bool wanted, int64_t count, DType dtype) {
@@ -176,15 +185,19 @@ inline PlanOutcome run_plan(PlanCase c) {
     return MutableVectorView{v.data(), DType::kF64, static_cast<int64_t>(v.size()), 1};
   };
   lossk::Outputs out;
-  out.terms = r.terms;
-  out.total = &r.total;
+  if (!c.statistics) {
+    out.terms = r.terms;
+    out.total = &r.total;
+    out.token_loss = f64_out(r.token_loss);
+  }
   out.n_valid = &r.n_valid;
-  out.token_loss = f64_out(r.token_loss);
   out.lse = f64_out(r.lse);
+  out.shift = f64_out(r.shift);
+  out.log_sum = f64_out(r.log_sum);
   if (!c.inputs.labels.empty()) out.label_log_prob = f64_out(r.label_log_prob);
   if (c.entropy) out.entropy = f64_out(r.entropy);
-  out.argmax = r.argmax;
-  if (!c.inputs.labels.empty()) out.correct = r.correct;
+  if (!shard) out.argmax = r.argmax;
+  if (!shard && !c.inputs.labels.empty()) out.correct = r.correct;
   if (c.policy_metrics) out.policy_metrics = r.policy_metrics;
   if (request.d_logits) out.d_logits = writable(d_logits, vocab);
   if (request.d_hidden) out.d_hidden = writable(d_hidden, d_model);

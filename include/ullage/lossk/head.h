@@ -83,6 +83,11 @@ struct Inputs {
   IndexView pairs;  // [n_pairs * 2]: chosen, rejected segment, dpo
   std::vector<TeacherInputs> teachers;
 
+  // Of a shard (HeadOptions::group_vocab): its group's row statistics, in the place of the rows'
+  // own in every loss and gradient. All three, or none where the shard's own are asked for:
+  // group.h.
+  VectorView group_shift, group_log_sum, group_label_log_prob;  // [n_tok]
+
   // The factor on every gradient: upstream * upstream_rows[row], the second where it is given.
   double upstream = 1;
   VectorView upstream_rows;  // [n_tok]
@@ -110,7 +115,12 @@ struct Outputs {
   // Per row, f32 or f64, 0 where the label is negative. They are those of the head's logits_scale,
   // without a term's. token_loss is the sum over terms of weight * row loss, not divided: it has
   // what a term with another mask counts, and nothing of dpo, a loss of pairs.
+  // Of a label that another shard has, label_log_prob is -inf until the group's is given.
   MutableVectorView token_loss, lse, label_log_prob, entropy;
+  // lse as logits_scale * shift + log_sum, so that a large common offset costs log_sum no digits:
+  // shift lies near the largest u of the row (where it is not the largest itself, log_sum makes up
+  // for it). Also of a row without a label that a term counts; 0 on rows that are not read.
+  MutableVectorView shift, log_sum;
   std::span<int64_t> argmax;   // smallest index of the largest logit; -1 on ignored rows
   std::span<uint8_t> correct;  // argmax == label
   std::span<PolicyMetrics> policy_metrics;  // [n_terms]; written for grpo and gspo terms
@@ -130,9 +140,9 @@ class ULLAGE_API HeadPlan {
  public:
   const std::string& kernel() const;
   // "from_logits"; "chunk": the logits of `chunk` rows at a time; "chunk_two_pass": the same twice,
-  // for a gradient waits for whole segments; "strips": without a gradient, some columns at a time
-  // of `chunk` rows; "recompute": with one, where the budget holds few whole rows; makes strips
-  // twice. All give the same bits.
+  // for a gradient waits for whole segments; "strips": without a gradient, or with the group's
+  // statistics, some columns at a time of `chunk` rows; "recompute": with one, where the budget
+  // holds few whole rows; makes strips twice. All give the same bits.
   const std::string& mode() const;
   int64_t chunk() const;  // rows at a time
   int64_t n_chunks() const;
@@ -144,7 +154,7 @@ class ULLAGE_API HeadPlan {
   const std::vector<Rejection>& rejections() const;
 
   // workspace: workspace_bytes() or more, 64-byte aligned. Allocates nothing. One run of a plan at
-  // a time. Errors: 582, 586, 683, 692-697 for inputs that do not match the plan.
+  // a time. Errors: 582, 586, 661, 663, 683, 692-697 for inputs that do not match the plan.
   Status run(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace) const;
 
   struct State;
@@ -155,7 +165,7 @@ class ULLAGE_API HeadPlan {
 };
 
 // Errors: 581-584 for the shape, 587 where even one row does not fit the budget or a given chunk
-// does not, 680-699 for the configuration, naming the term and the field.
+// does not, 661 and 662 for a shard, 680-699 for the configuration, naming the term and the field.
 ULLAGE_API Result<HeadPlan> plan(const Shape& shape, const HeadConfig& config,
                                  const Request& request, const PlanLimits& limits);
 

@@ -120,6 +120,9 @@ struct HeadOptions {
   double adapter_scale = 1;
   int64_t vocab_offset =
       0;  // labels count from here: this head holds columns [offset, offset + vocab)
+  // > 0: of a vocabulary of so many columns, whose others are other ranks': see group.h. Labels
+  // then are those of the whole vocabulary.
+  int64_t group_vocab = 0;
 };
 
 struct HeadConfig {

@@ -126,6 +126,8 @@ Status check_outputs(const Shape& shape, const HeadConfig& config, const Request
   ULLAGE_RETURN_IF_REFUSED(check_floats("lse", outputs.lse, shape.n_tok));
   ULLAGE_RETURN_IF_REFUSED(check_floats("label_log_prob", outputs.label_log_prob, shape.n_tok));
   ULLAGE_RETURN_IF_REFUSED(check_floats("entropy", outputs.entropy, shape.n_tok));
+  ULLAGE_RETURN_IF_REFUSED(check_floats("shift", outputs.shift, shape.n_tok));
+  ULLAGE_RETURN_IF_REFUSED(check_floats("log_sum", outputs.log_sum, shape.n_tok));
   if (!outputs.policy_metrics.empty() && !request.policy_metrics) {
     return {kHeadShapeMismatch,
             "policy_metrics is given, but request.policy_metrics was false when planned"};
@@ -175,6 +177,10 @@ Status check_row_inputs(const Shape& shape, const HeadConfig& config, const Requ
   ULLAGE_RETURN_IF_REFUSED(check_floats("old_log_probs", inputs.old_log_probs, n));
   ULLAGE_RETURN_IF_REFUSED(check_floats("reference_log_probs", inputs.reference_log_probs, n));
   ULLAGE_RETURN_IF_REFUSED(check_floats("upstream_rows", inputs.upstream_rows, n));
+  ULLAGE_RETURN_IF_REFUSED(check_floats("group_shift", inputs.group_shift, n));
+  ULLAGE_RETURN_IF_REFUSED(check_floats("group_log_sum", inputs.group_log_sum, n));
+  ULLAGE_RETURN_IF_REFUSED(check_floats("group_label_log_prob", inputs.group_label_log_prob, n));
+  ULLAGE_RETURN_IF_REFUSED(check_group_inputs(shape, config.options, inputs, outputs));
   if (!inputs.mask.empty()) {
     ULLAGE_RETURN_IF_REFUSED(check_size("mask", static_cast<int64_t>(inputs.mask.size()), n));
   }

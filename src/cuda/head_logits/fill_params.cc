@@ -51,6 +51,11 @@ RowOutput output(const MutableVectorView& view) {
 
 void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& outputs,
                 HeadParams& p) {
+  const LabelRange labels = label_range(config.options, p.vocab);
+  p.vocab_offset = config.options.vocab_offset;
+  p.first_label = labels.first;
+  p.last_label = labels.last;
+  p.is_shard = config.options.group_vocab > 0;
   p.every_row_counts = !inputs.labels;
   for (const LossTerm& term : config.terms) {
     TermParams& t = p.terms[p.n_terms++];
@@ -86,12 +91,17 @@ void fill_vectors(const Inputs& inputs, const Outputs& outputs, HeadParams& p) {
   p.advantages = floats(inputs.advantages);
   p.old_log_probs = floats(inputs.old_log_probs);
   p.reference_log_probs = floats(inputs.reference_log_probs);
+  p.group_shift = floats(inputs.group_shift);
+  p.group_log_sum = floats(inputs.group_log_sum);
+  p.group_label_log_prob = floats(inputs.group_label_log_prob);
   p.upstream_rows = floats(inputs.upstream_rows);
   p.upstream = inputs.upstream;
   p.token_loss = output(outputs.token_loss);
   p.lse = output(outputs.lse);
   p.label_log_prob = output(outputs.label_log_prob);
   p.entropy = output(outputs.entropy);
+  p.shift = output(outputs.shift);
+  p.log_sum = output(outputs.log_sum);
   p.argmax = outputs.argmax.empty() ? nullptr : outputs.argmax.data();
   p.correct = outputs.correct.empty() ? nullptr : outputs.correct.data();
   p.term_scalars = outputs.terms.empty() ? nullptr : outputs.terms.data();

@@ -168,7 +168,6 @@ void fill_row(const CudaHeadPlan::State& state, const Inputs& inputs, const Outp
   p.accumulate = outputs.accumulate;
   p.n_tok = p.n_rows = state.shape.n_tok;
   p.vocab = state.shape.vocab;
-  p.vocab_offset = state.config.options.vocab_offset;
   p.strip_columns = layout.strip_columns;
   p.n_strips = layout.n_strips;
   p.last_columns =
@@ -249,8 +248,8 @@ Status CudaHeadPlan::check(CUstream_st* stream, std::span<const std::byte> works
   Status status = cuda::check_workspace(workspace, state.workspace_bytes);
   if (!status.ok()) return status;
   const std::byte* census = workspace.data() + state.slices[kCensusSlice].offset;
-  return cuda::report_census(reinterpret_cast<const cuda::Census*>(census), state.shape,
-                             state.config.options.vocab_offset, stream);
+  return cuda::report_census(reinterpret_cast<const cuda::Census*>(census),
+                             label_range(state.config.options, state.shape.vocab), stream);
 }
 
 Result<CudaHeadPlan> plan_cuda(const Shape& shape, const HeadConfig& config, const Request& request,

@@ -19,8 +19,7 @@ Status check_workspace(std::span<const std::byte> workspace, int64_t needed_byte
   return kHeadOk;
 }
 
-Status report_census(const Census* device, const Shape& shape, int64_t vocab_offset,
-                     CUstream_st* stream) {
+Status report_census(const Census* device, const LabelRange& labels, CUstream_st* stream) {
   Census census{};
   if (Status status = read_census(device, census, stream); !status.ok()) return status;
   if (census.fault == ~0ull) return kCudaOk;
@@ -28,9 +27,8 @@ Status report_census(const Census* device, const Shape& shape, int64_t vocab_off
   switch (static_cast<Fault>(census.fault & 0xff)) {
     case Fault::kLabel:
       return {kLossTargetOutOfRange,
-              "labels[" + row + "] is outside the vocabulary; accepted: " + describe(vocab_offset) +
-                  " to " + describe(vocab_offset + (shape.vocab - 1)) +
-                  ", or negative to ignore the row"};
+              "labels[" + row + "] is outside the vocabulary; accepted: " + describe(labels.first) +
+                  " to " + describe(labels.last) + ", or negative to ignore the row"};
     case Fault::kSegment:
       return {kHeadBadSegments,
               "segments[" + row + "] is outside 0 to n_segments - 1, and the row has a label"};

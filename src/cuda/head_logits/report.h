@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "contract/head_validate.h"
 #include "cuda/head_logits/params.h"
 
 struct CUstream_st;
@@ -14,7 +15,6 @@ namespace ullage::lossk::cuda {
 Status check_workspace(std::span<const std::byte> workspace, int64_t needed_bytes);
 
 // Waits for the stream; 586, 625, 692 or 693 with the first refused row, or 620.
-Status report_census(const Census* device, const Shape& shape, int64_t vocab_offset,
-                     CUstream_st* stream);
+Status report_census(const Census* device, const LabelRange& labels, CUstream_st* stream);
 
 }  // namespace ullage::lossk::cuda

@@ -45,6 +45,12 @@ __device__ inline void write_row(const HeadParams& p, int64_t row, bool counted,
   if (p.correct != nullptr) p.correct[row] = in.label >= 0 && sums.argmax == in.label;
 }
 
+// lse in two numbers, a shift and the logarithm of the sum relative to it; by one thread.
+__device__ inline void write_shift(const HeadParams& p, int64_t row, float shift, float log_sum) {
+  if (p.shift.data != nullptr) p.shift.data[row * p.shift.stride] = shift;
+  if (p.log_sum.data != nullptr) p.log_sum.data[row * p.log_sum.stride] = log_sum;
+}
+
 // A row that no term counts and that has no label: gradient and outputs 0, nothing read.
 template <class T>
 __device__ inline void clear_row(const HeadParams& p, int64_t row, int first_strip, int last_strip,
@@ -60,7 +66,10 @@ __device__ inline void clear_row(const HeadParams& p, int64_t row, int first_str
     }
   }
   if (writes && lane < p.n_terms) p.row_losses[lane * p.n_tok + row] = 0;
-  if (writes && lane == 0) write_row(p, row, false, {}, {}, 0);
+  if (writes && lane == 0) {
+    write_row(p, row, false, {}, {}, 0);
+    write_shift(p, row, 0, 0);
+  }
 }
 
 template <class Kind, class Strips>
@@ -161,14 +170,21 @@ template <class Kind, class Strips>
 __device__ inline void process_row(const HeadParams& p, int64_t row, const RowInputs& in,
                                    Strips& strips, int lane, bool writes) {
   using T = typename Kind::Element;
-  const RowSums sums = reduce_row<Kind>(p, strips, lane);
+  RowSums sums = reduce_row<Kind>(p, strips, lane);
   if (p.gradient == nullptr && !writes) return;
   const float gain = strips.gain();
-  const float log_prob = in.label >= 0 ? label_log_prob<Kind>(p, in, sums) : 0.0f;
+  float log_prob = in.label >= 0 ? label_log_prob<Kind>(p, in, sums) : 0.0f;
+  // A shard has no dense teacher.
+  if constexpr (!Kind::kHasTeacher) {
+    if (p.is_shard) log_prob = place_in_group(p, row, in, sums, log_prob);
+  }
   const RowCoefficients c =
       evaluate_terms<Kind::kFamily>(p, row, in, sums, gain, log_prob, lane, writes);
   if (writes && lane == 0) {
-    write_row(p, row, in.has_label, in, sums, log_prob);
+    write_row(p, row, is_reported(p, in), in, sums, log_prob);
+    // The maximum itself, so without what rounding the reference took. Nothing but -inf sums to 0.
+    const float off = fmaf(sums.max, p.log2_scale, -sums.reference);
+    write_shift(p, row, sums.max, kLn2 * (sums.log2_sum - (sums.sum > 0 ? off : 0)));
     const bool finite =
         sums.stored_max < INFINITY && (!Kind::kHasTeacher || sums.teacher_max < INFINITY);
     if (!finite) report(p, row, Fault::kNonFinite);

@@ -13,7 +13,7 @@
 
 namespace ullage::lossk::cuda {
 
-inline constexpr float kLn2 = 0.693147180559945309f;
+inline constexpr float kLn2 = 0.693147180559945309f, kLog2E = 1.442695040888963407f;
 
 __device__ inline float float_at(const RowFloats& v, int64_t i, float otherwise) {
   return v.data == nullptr ? otherwise : v.data[i * v.stride];

@@ -11,11 +11,14 @@
 
 namespace ullage::lossk::cuda {
 
+// Where a label's column is not one of this head's.
+inline constexpr int64_t kNoLabelHere = -1;   // no label, or one outside the vocabulary
+inline constexpr int64_t kLabelOfShard = -2;  // another shard's
+
 // What a row brings besides its logits.
 struct RowInputs {
-  int64_t label = -1;      // a column of this head, or -1: none, or one outside the vocabulary
-  bool has_label = false;  // or there are no labels at all
-  float label_logit = 0;   // z_y, before the softcap
+  int64_t label = kNoLabelHere;  // a column, or one of the above
+  float label_logit = 0;         // z_y, before the softcap
   float upstream = 1, token_weight = 1, class_weight = 1;
   float advantage = 0, old_log_prob = 0, reference_log_prob = 0;
 };
@@ -34,10 +37,17 @@ __device__ inline int64_t end_row(const HeadParams& p) { return p.first_row + p.
 __device__ inline int64_t stored_label(const HeadParams& p, int64_t row) {
   return p.labels.data == nullptr ? -1 : index_at(p.labels, row);
 }
-// The column of a label, or -1: an ignored row, or a label outside the vocabulary.
+// Whether a label counts: one of this head's or, of a shard, of its group's.
+__device__ inline bool is_label(const HeadParams& p, int64_t label) {
+  return label >= p.first_label && label <= p.last_label;
+}
+__device__ inline bool has_label(const HeadParams& p, int64_t row) {
+  return is_label(p, stored_label(p, row));
+}
 __device__ inline int64_t column_of_label(const HeadParams& p, int64_t label) {
-  if (label < p.vocab_offset || label - p.vocab_offset >= p.vocab || label < 0) return -1;
-  return label - p.vocab_offset;
+  if (!is_label(p, label)) return kNoLabelHere;
+  const int64_t column = label - p.vocab_offset;
+  return column >= 0 && column < p.vocab ? column : kLabelOfShard;
 }
 __device__ inline int64_t label_column(const HeadParams& p, int64_t row) {
   return column_of_label(p, stored_label(p, row));
@@ -55,20 +65,24 @@ __device__ inline int tokens_of_segment(const HeadParams& p, int64_t row) {
 
 // Whether anything of the row is read.
 __device__ inline bool row_counts(const HeadParams& p, int64_t row, int64_t label) {
-  return p.every_row_counts || (p.masked_rows_count && p.mask[row] != 0) ||
-         column_of_label(p, label) >= 0;
+  return p.every_row_counts || (p.masked_rows_count && p.mask[row] != 0) || is_label(p, label);
 }
 
 __device__ inline bool term_counts(const HeadParams& p, const TermParams& term, int64_t row,
                                    const RowInputs& in) {
   switch (term.mask) {
     case RowMask::kLabels:
-      return in.label >= 0;
+      return in.label != kNoLabelHere;
     case RowMask::kOwn:
       return p.mask[row] != 0;
     default:
       return true;
   }
+}
+
+// Whether the outputs of rows report it: it has a label, or there are none.
+__device__ inline bool is_reported(const HeadParams& p, const RowInputs& in) {
+  return p.labels.data == nullptr || in.label != kNoLabelHere;
 }
 
 __device__ inline void report(const HeadParams& p, int64_t row, Fault fault) {
@@ -80,9 +94,8 @@ __device__ inline void report(const HeadParams& p, int64_t row, Fault fault) {
 __device__ inline RowInputs load_row_vectors(const HeadParams& p, int64_t row, int64_t label) {
   RowInputs in;
   in.label = column_of_label(p, label);
-  in.has_label = p.labels.data == nullptr || in.label >= 0;
   in.upstream = float_at(p.upstream_rows, row, 1);
-  if (in.label < 0) return in;
+  if (in.label == kNoLabelHere) return in;
   in.token_weight = float_at(p.token_weights, row, 1);
   in.class_weight = float_at(p.class_weights, in.label, 1);
   in.advantage = float_at(p.advantages, row, 0);
@@ -110,6 +123,22 @@ __device__ inline float label_log_prob(const HeadParams& p, const RowInputs& in,
                                        const RowSums& row) {
   const float x = Kind::kSoftcap ? softcapped(p, in.label_logit) : in.label_logit;
   return kLn2 * (fmaf(x, p.log2_scale, -row.reference) - row.log2_sum);
+}
+
+// Of a shard, ln q of the row's label: its group's, whose statistics then take the place of the
+// row's own; else that of the shard, -inf where another has the label.
+__device__ inline float place_in_group(const HeadParams& p, int64_t row, const RowInputs& in,
+                                       RowSums& sums, float log_prob) {
+  if (p.group_shift.data == nullptr) {
+    return in.label == kLabelOfShard || sums.sum == 0 ? minus_infinity<float>() : log_prob;
+  }
+  sums.max = float_at(p.group_shift, row, 0);
+  sums.reference = sums.max * p.log2_scale;
+  // The sum makes up for what rounding the reference takes.
+  sums.log2_sum = fmaf(float_at(p.group_log_sum, row, 0), kLog2E,
+                       fmaf(sums.max, p.log2_scale, -sums.reference));
+  sums.sum = exp2f(sums.log2_sum);
+  return float_at(p.group_label_log_prob, row, 0);
 }
 
 __device__ inline float divergence_loss(const TermParams& term, const RowSums& row, bool mixed) {

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kScalarThreads) census(const __grid_constant__
   for (int64_t row = threadIdx.x; row < p.n_tok; row += blockDim.x) {
     if (p.mask != nullptr && p.mask[row] != 0) n_masked += 1;
     const int64_t label = label_column(p, row);
-    if (has_labels && label < 0) {
+    if (has_labels && !has_label(p, row)) {
       if (index_at(p.labels, row) >= 0) report(p, row, Fault::kLabel);
       continue;
     }
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kScalarThreads)
     double log_ratio = 0, advantage = 0;
 #pragma unroll 4
     for (int64_t row = threadIdx.x; row < p.n_tok; row += blockDim.x) {
-      if (index_at(p.segments, row) != segment || label_column(p, row) < 0) continue;
+      if (index_at(p.segments, row) != segment || !has_label(p, row)) continue;
       log_ratio += static_cast<double>(p.row_log_prob[row]) - float_at(base, row, 0);
       advantage += float_at(p.advantages, row, 0);
     }
@@ -152,7 +152,7 @@ __device__ inline double preference_slope(const HeadParams& p, const TermParams&
 __global__ void __launch_bounds__(256) slope_sequences(const __grid_constant__ HeadParams p) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= p.n_tok) return;
-  const int64_t segment = label_column(p, row) < 0 ? -1 : segment_of(p, row);
+  const int64_t segment = has_label(p, row) ? segment_of(p, row) : -1;
   for (int t = 0; t < p.n_terms; ++t) {
     const TermParams& term = p.terms[t];
     if (term.sequence < 0) continue;
@@ -188,7 +188,7 @@ __device__ inline void policy_metrics(const HeadParams& p, int t, double* scratc
   PolicyMetrics sum{};
   double largest = -INFINITY, smallest = INFINITY;
   for (int64_t row = threadIdx.x; row < p.n_tok; row += blockDim.x) {
-    if (label_column(p, row) < 0) continue;
+    if (!has_label(p, row)) continue;
     const int64_t segment = p.segments.data == nullptr ? 0 : segment_of(p, row);
     if (segment < 0) continue;
     const double n = p.segments.data == nullptr ? static_cast<double>(p.census->n_labelled)

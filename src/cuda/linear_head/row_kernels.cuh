@@ -76,6 +76,34 @@ __device__ inline void settle_row(const BlockedMatrix& e, int64_t row, const Pai
   }
 }
 
+// place_in_group for a row whose exponentials are relative to `shift` of scale * z: sums.sum
+// becomes what the group's is relative to it, which may be infinite.
+__device__ inline float place_shifted_in_group(const HeadParams& p, int64_t row,
+                                               const RowInputs& in, float shift, RowSums& sums,
+                                               float log_prob) {
+  if (p.group_shift.data == nullptr) return place_in_group(p, row, in, sums, log_prob);
+  const float group = float_at(p.group_shift, row, 0), most = group * p.scale;
+  const float rest = float_at(p.group_log_sum, row, 0) + fmaf(group, p.scale, -most);
+  sums.reference = most * kLog2E;
+  sums.log2_sum = rest * kLog2E;
+  sums.sum = expf((most - shift) + rest);
+  return float_at(p.group_label_log_prob, row, 0);
+}
+
+// The shift and log-sum of such a row, or its group's.
+__device__ inline void write_own_shift(const HeadParams& p, int64_t row, bool ignored, float shift,
+                                       const RowSums& sums) {
+  if (ignored) {
+    write_shift(p, row, 0, 0);
+  } else if (p.group_shift.data != nullptr) {
+    write_shift(p, row, float_at(p.group_shift, row, 0), float_at(p.group_log_sum, row, 0));
+  } else {
+    const float unscaled = shift / p.scale;
+    const float off = sums.sum > 0 ? fmaf(unscaled, p.scale, -shift) : 0;
+    write_shift(p, row, unscaled, logf(sums.sum) - off);
+  }
+}
+
 // One block a row of the part that starts at `first_row`, whose exponentials are the rows of e from
 // `e_row` on: from the tiles' sums to the terms and to the two factors of the row's gradient. The
 // order of the sum over tiles depends on the vocabulary alone.
@@ -95,7 +123,7 @@ __global__ void __launch_bounds__(128)
     RowSums sums;
     RowCoefficients c;
     float log_prob = 0, shift = 0;
-    bool differ = false;
+    bool differ = false, finite = true;
     if (column != kIgnoredRow) {
       shift = minus_infinity<float>();
       for (int tile = lane; tile < n_tiles; tile += 32) {
@@ -112,18 +140,20 @@ __global__ void __launch_bounds__(128)
       }
       sums.sum = warp_sum(sum);
       sums.log2_sum = log2f(sums.sum);
-      sums.reference = shift * ullage::cuda::sm90::kLog2E;
+      sums.reference = shift * kLog2E;
       differ = __any_sync(~0u, differ);
       in = load_row_vectors(p, row, stored_label(p, row));
       if (column >= 0) log_prob = (r.label_logit[local] - shift) - logf(sums.sum);
+      finite = sums.sum < INFINITY && shift < INFINITY;
+      if (p.is_shard) log_prob = place_shifted_in_group(p, row, in, shift, sums, log_prob);
       const float gain = lane < p.n_terms ? p.census->gain[lane] : 0;
       c = evaluate_terms<Family::kLabels>(p, row, in, sums, gain, log_prob, lane, true);
     } else if (lane < p.n_terms) {
       p.row_losses[lane * p.n_tok + row] = 0;
     }
     if (lane == 0) {
-      write_row(p, row, column != kIgnoredRow && in.has_label, in, sums, log_prob);
-      const bool finite = sums.sum < INFINITY && shift < INFINITY;
+      write_row(p, row, column != kIgnoredRow && is_reported(p, in), in, sums, log_prob);
+      write_own_shift(p, row, column == kIgnoredRow, shift, sums);
       if (!finite) report(p, row, Fault::kNonFinite);
       const float scale = column == kIgnoredRow ? 0.f : c.p / sums.sum;
       r.softmax_scale[row] = scale;

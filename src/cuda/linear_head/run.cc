@@ -67,7 +67,6 @@ Status ScaledExponentials::run(CUstream_st* stream, const Inputs& inputs, const 
   HeadParams p;
   p.n_tok = state.shape.n_tok;
   p.vocab = state.shape.vocab;
-  p.vocab_offset = state.config.options.vocab_offset;
   p.scale = static_cast<float>(state.config.options.logits_scale);
   fill_vectors(inputs, outputs, p);
   fill_terms(state.config, inputs, outputs, p);
