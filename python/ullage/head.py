@@ -145,7 +145,8 @@ class HeadPlan:
         arrays = self._outputs(outputs, dict(out or {}))
         config = self.request["config"]
         losses = config["losses"]
-        terms, total, n_valid = numpy.full(len(losses), numpy.nan), numpy.full(1, numpy.nan), numpy.zeros(1, numpy.int64)
+        terms, total = numpy.full(len(losses), numpy.nan), numpy.full(1, numpy.nan)
+        n_valid = numpy.zeros(1, numpy.int64)
         has_losses = not config.get("group_vocab") or inputs.get("group_shift") is not None
         wanted = c.Outputs(struct_size=ctypes.sizeof(c.Outputs), accumulate=int(accumulate))
         _fill(wanted, {**arrays, "n_valid": n_valid, **({"terms": terms, "total": total} if has_losses else {})}, alive)

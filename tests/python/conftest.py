@@ -16,6 +16,7 @@ needs_torch = [
     "test_cuda.py",
     "test_distillation.py",
     "test_docs.py",
+    "test_group.py",
     "test_operations.py",
     "test_policy.py",
 ]

@@ -3,6 +3,7 @@
 >>> loss = linear_cross_entropy(hidden, weight, targets)   # was: F.cross_entropy(hidden @ weight.T, targets)
 """
 
+from ullage.torch._group import VocabShard
 from ullage.torch._head import HeadLoss, head_loss
 from ullage.torch.cross_entropy import LinearCrossEntropyLoss, cross_entropy, linear_cross_entropy, token_logprobs
 from ullage.torch.distillation import distillation, linear_distillation
@@ -13,6 +14,7 @@ from ullage.torch._status import check
 __all__ = [
     "HeadLoss",
     "LinearCrossEntropyLoss",
+    "VocabShard",
     "check",
     "cross_entropy",
     "distillation",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
-from ullage.torch import _ops, _run
+from ullage.torch import _group, _ops, _run
 from ullage.torch._run import D_ADAPTER, D_BIAS, D_INPUT, D_WEIGHT, HeadTensors
 
 IGNORED = -1  # any negative label
@@ -108,6 +108,7 @@ def run_head(
     budget_bytes: int | None = None,
     returns: Sequence[str] = (),
     detached: bool = False,
+    process_group: Any = None,
     **rows_inputs: Tensor | None,
 ) -> HeadLoss:
     """detached: of the rows, token_loss alone carries a gradient."""
@@ -156,8 +157,13 @@ def run_head(
         flat.get("reference_log_probs"),
         flat.get("segments"),
         flat.get("pairs"),
+        None,
+        None,
+        None,
         [t.reshape(-1, t.shape[-1]) for t in teachers],
     )
+    if process_group is not None:
+        tensors, config = _joined(tensors, config, process_group, n_segments, budget_bytes or 0)
     rows = sum(ROWS[name] for name in set(returns))
     main_grad = getattr(weight, "main_grad", None) if weight is not None and weight.requires_grad else None
     now = 0
@@ -190,6 +196,21 @@ def run_head(
         shaped("argmax", False),
         values.metrics.detach() if rows & _run.METRICS else None,
     )
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _joined(
+    tensors: HeadTensors, config: str, process_group: Any, n_segments: int, budget_bytes: int
+) -> tuple[HeadTensors, str]:
+    """A shard of a vocabulary after its first run and the exchange: what its second run takes."""
+    shard = _group.shard_of(process_group, tensors, config)
+    config = _group.placed(config, shard)
+    tensors = _group.join(tensors, config, shard, n_segments, budget_bytes)
+    if tensors.weight is not None:  # else the input is the rank's own
+        tensors = tensors._replace(input=_group.shared(tensors.input, shard.group))
+    if tensors.adapter_a is not None:
+        tensors = tensors._replace(adapter_a=_group.shared(tensors.adapter_a, shard.group))
+    return tensors, config
 
 
 def _flattened(name: str, tensor: Tensor | None, shape: torch.Size) -> Tensor | None:
@@ -225,6 +246,7 @@ def head_loss(
     n_segments: int = 0,
     budget_bytes: int | None = None,
     returns: Sequence[str] = (),
+    process_group: Any = None,
     **inputs: Any,
 ) -> HeadLoss:
     """Any mix of losses, in one pass: {"losses": [{"kind": "cross_entropy"}, {"kind": "z_loss", "weight": 1e-4}]}.
@@ -235,10 +257,13 @@ def head_loss(
     the tensors of config["teachers"] in order: [logits] of a "logits" one, [hidden, weight] of a "hidden" one,
     [ids, log_probs] of a "top_k" one. returns: of token_loss, lse, log_prob, entropy, argmax, metrics.
 
+    process_group: weight (or logits, bias, adapter_b) is this rank's part of the vocabulary, as in
+    linear_cross_entropy; of losses of labels and policies.
+
     Gradients reach logits, hidden, weight, bias and the adapter. Raises ullage.UllageError for what the library
     refuses, naming the term and the field.
     """
-    known = {*HeadTensors._fields[2:-1]} - {"labels"}
+    known = {*HeadTensors._fields[2:-1]} - {"labels", "group_shift", "group_log_sum", "group_label_log_prob"}
     refuse(bool(set(inputs) - known), f"inputs has {sorted(set(inputs) - known)}; accepted: {sorted(known)}", TypeError)
     refuse(bool(set(returns) - set(ROWS)), f"returns has {sorted(set(returns) - set(ROWS))}; accepted: {list(ROWS)}")
     text = config if isinstance(config, str) else to_text(**config)
@@ -253,5 +278,6 @@ def head_loss(
         n_segments=n_segments,
         budget_bytes=budget_bytes,
         returns=returns,
+        process_group=process_group,
         **inputs,
     )

@@ -19,6 +19,8 @@ from ullage.torch import _status
 D_INPUT, D_WEIGHT, D_BIAS, D_ADAPTER = 1, 2, 4, 8
 # Values of each row to return, a set of bits; METRICS are of each policy term.
 TOKEN_LOSS, LSE, LOG_PROB, ENTROPY, ARGMAX, METRICS = 1, 2, 4, 8, 16, 32
+# Of a shard of the vocabulary: shift and log_sum, and no losses, which wait for the group's (_group.py).
+SHARD = 64
 
 N_METRICS = 13  # doubles in a PolicyMetrics, the last two of them int64
 
@@ -42,6 +44,9 @@ class HeadTensors(NamedTuple):
     reference_log_probs: torch.Tensor | None
     segments: torch.Tensor | None
     pairs: torch.Tensor | None
+    group_shift: torch.Tensor | None
+    group_log_sum: torch.Tensor | None
+    group_label_log_prob: torch.Tensor | None
     teachers: list[torch.Tensor]  # logits: [logits]; hidden: [hidden, weight]; top_k: [ids, log_probs]; in order
 
 
@@ -65,6 +70,8 @@ class Values(NamedTuple):
     lse: torch.Tensor
     log_prob: torch.Tensor
     entropy: torch.Tensor
+    shift: torch.Tensor
+    log_sum: torch.Tensor
     argmax: torch.Tensor
     metrics: torch.Tensor  # [n_terms][N_METRICS] f64
 
@@ -87,13 +94,15 @@ def empty_values(tensors: HeadTensors, config: str, rows: int) -> Values:
         return x.new_empty(n_tok if rows & bit else 0, dtype=kind)
 
     return Values(
-        x.new_empty((), dtype=torch.float64),
-        x.new_empty(n_terms, dtype=torch.float64),
+        x.new_empty(0 if rows & SHARD else (), dtype=torch.float64),
+        x.new_empty(0 if rows & SHARD else n_terms, dtype=torch.float64),
         x.new_empty((), dtype=torch.int64),
         of_rows(TOKEN_LOSS, dtype),
         of_rows(LSE, dtype),
         of_rows(LOG_PROB, dtype),
         of_rows(ENTROPY, dtype),
+        of_rows(SHARD, dtype),
+        of_rows(SHARD, dtype),
         of_rows(ARGMAX, torch.int64),
         x.new_empty((n_terms if rows & METRICS else 0, N_METRICS), dtype=torch.float64),
     )

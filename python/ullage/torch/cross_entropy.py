@@ -48,13 +48,18 @@ def linear_cross_entropy(
     filter_tolerance: on CUDA, the share of its softmax that a row's gradient may leave out, at most, for speed
     (docs/cuda.md says what bound follows); the loss stays exact. None: nothing is left out.
 
+    process_group: the ranks of a torch.distributed group hold the vocabulary together, each some rows of weight (and of
+    bias), in rank order, and all of them hidden and the targets, which count over the whole vocabulary. Every rank has
+    the same loss, to the bit, and its own rows' gradients; hidden's is summed over the ranks in the backward, in float32,
+    and rounded to its type. The logits are made twice. Each call asks the group for its sizes, for which CUDA waits; a
+    VocabShard in the group's place says them. label_smoothing, class_weight and return_entropy are refused.
+
     Gradients are computed in the forward and scaled in the backward; for reduction="none" and a weight with a
     float32 `main_grad`, which they are added to, in the backward.
 
     With any of return_lse, return_logprobs, return_entropy: a tuple of the loss and those, in this order, each of
     the targets' shape, 0 where ignored, without a gradient (`token_logprobs` has differentiable ones).
     """
-    _refuse_group(process_group)
     return _cross_entropy(
         targets,
         shift,
@@ -70,6 +75,7 @@ def linear_cross_entropy(
         class_weights=class_weight,
         ignore_index=ignore_index,
         budget_bytes=budget_bytes,
+        process_group=process_group,
     )
 
 
@@ -91,8 +97,7 @@ def cross_entropy(
     process_group: Any = None,
 ) -> Any:
     """The same from logits [..., vocab]: one pass over them, forward and backward. The vocabulary is the last
-    dimension, whatever the number of dimensions."""
-    _refuse_group(process_group)
+    dimension, whatever the number of dimensions; with a process_group the rank's columns of it."""
     return _cross_entropy(
         targets,
         shift,
@@ -104,6 +109,7 @@ def cross_entropy(
         logits=logits,
         class_weights=class_weight,
         ignore_index=ignore_index,
+        process_group=process_group,
     )
 
 
@@ -134,11 +140,13 @@ def token_logprobs(
     shift: bool = False,
     return_entropy: bool = False,
     budget_bytes: int | None = None,
+    process_group: Any = None,
 ) -> Any:
     """log softmax(logits / temperature) at the targets, and with return_entropy the entropy of each position.
 
     Both are differentiable, in hidden, weight and bias, by whatever the caller does with them; the backward makes the
     logits anew, a chunk at a time. Ignored positions are 0. A position's value has the same bits whatever is beside it.
+    process_group: as in linear_cross_entropy.
     """
     names = ("log_prob", "entropy") if return_entropy else ("log_prob",)
     labels = _shifted(targets, ignore_index) if shift else targets
@@ -151,6 +159,7 @@ def token_logprobs(
         ignore_index=IGNORED if shift else ignore_index,
         budget_bytes=budget_bytes,
         returns=names,
+        process_group=process_group,
     )
     found = tuple(_unshifted(getattr(out, name), shift) for name in names)
     return found if return_entropy else found[0]
@@ -214,11 +223,3 @@ def _shifted(targets: Tensor, ignore_index: int) -> Tensor:
 def _unshifted(rows: Tensor | None, shift: bool) -> Tensor:
     assert rows is not None  # it was asked for
     return rows[..., :-1] if shift else rows
-
-
-def _refuse_group(process_group: Any) -> None:
-    refuse(
-        process_group is not None,
-        "process_group is given; accepted: None. The vocabulary of one call lies on one device",
-        NotImplementedError,
-    )

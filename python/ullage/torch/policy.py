@@ -32,6 +32,7 @@ def grpo_loss(
     softcap: float = 0.0,
     return_metrics: bool = False,
     budget_bytes: int | None = None,
+    process_group: Any = None,
 ) -> Any:
     """Clipped token ratios: -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A) + kl_beta k3.
 
@@ -40,7 +41,7 @@ def grpo_loss(
     [sequences, length], read where the target counts. normalizer, with the divisor where none is given: "tokens"
     (DAPO, BNPO), "sequence_means" (GRPO's mean of means), "max_length" (Dr. GRPO). divisor: the whole batch's, so that
     micro-batches add up. Packed rows: targets [length] with segments [length], their documents, and n_segments.
-    kl_beta > 0 needs reference_logprobs. With return_metrics: the loss and a HeadLoss whose metrics row 0 is
+    kl_beta > 0 needs reference_logprobs. process_group: as in linear_cross_entropy, without metrics. With return_metrics: the loss and a HeadLoss whose metrics row 0 is
     lossk::PolicyMetrics.
     """
     return _policy(
@@ -67,6 +68,7 @@ def grpo_loss(
         softcap,
         return_metrics,
         budget_bytes,
+        process_group,
     )
 
 
@@ -91,6 +93,7 @@ def gspo_loss(
     softcap: float = 0.0,
     return_metrics: bool = False,
     budget_bytes: int | None = None,
+    process_group: Any = None,
 ) -> Any:
     """The same with the ratio of whole sequences, exp of the mean log-ratio of their tokens. The default
     normaliser weighs a sequence by its length; "sequence_means" weighs all alike."""
@@ -112,6 +115,7 @@ def gspo_loss(
         softcap,
         return_metrics,
         budget_bytes,
+        process_group,
     )
 
 
@@ -133,6 +137,7 @@ def _policy(
     softcap: float,
     return_metrics: bool,
     budget_bytes: int | None,
+    process_group: Any,
 ) -> Any:
     if segments is None:
         refuse(
@@ -160,6 +165,7 @@ def _policy(
         n_segments=n_segments or 0,
         budget_bytes=budget_bytes,
         returns=("metrics",) if return_metrics else (),
+        process_group=process_group,
         advantages=advantages,
         old_log_probs=old_logprobs,
         reference_log_probs=reference_logprobs,
