@@ -169,6 +169,18 @@ ULLAGE_API int ullage_head_plan_run(const ullage_head_plan* plan, const ullage_h
 ULLAGE_API int ullage_head_plan_check(const ullage_head_plan* plan, void* workspace,
                                       size_t workspace_bytes, void* stream, char** message);
 
+/* What a run with a filter left out: lossk::FilterReport. */
+typedef struct ullage_filter_report {
+  double largest_share, largest_gradient, total_gradient, kept;
+} ullage_filter_report;
+
+/* On "cuda", of a plan with a filter_tolerance: waits for the stream and reports what the last run
+ * with this workspace left out. workspace: all of it, as the run left it. Errors: 681 where the
+ * plan leaves nothing out, 683 where plan or report is null, and those of check. */
+ULLAGE_API int ullage_head_plan_filter_report(const ullage_head_plan* plan, void* workspace,
+                                              size_t workspace_bytes, void* stream,
+                                              ullage_filter_report* report, char** message);
+
 /* Multiplies values of the device in place by *factor, one f64 of the device: gradients of a total
  * whose own gradient became known after them. Each product is formed in f32 (f64 for f64) and
  * rounded once; where the factor is 1 nothing is read or written. values: adjacent, stride 1. Puts

@@ -93,6 +93,10 @@ class Outputs(ctypes.Structure):
     ]
 
 
+class FilterReport(ctypes.Structure):
+    _fields_ = [(name, c_double) for name in ("largest_share", "largest_gradient", "total_gradient", "kept")]
+
+
 def _candidates() -> list[pathlib.Path]:
     package = pathlib.Path(__file__).resolve().parent
     checkout = package.parent.parent
@@ -131,6 +135,10 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
             [c_void_p, POINTER(Inputs), POINTER(Outputs), c_void_p, c_size_t, c_void_p, message],
         ),
         "ullage_head_plan_check": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, message]),
+        "ullage_head_plan_filter_report": (
+            c_int,
+            [c_void_p, c_void_p, c_size_t, c_void_p, POINTER(FilterReport), message],
+        ),
         "ullage_scale_cuda": (c_int, [POINTER(Vector), c_void_p, c_void_p, message]),
     }
     for name, (result, arguments) in signatures.items():

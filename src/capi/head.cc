@@ -145,6 +145,18 @@ int ullage_head_plan_check(const ullage_head_plan* plan, void* workspace, size_t
   });
 }
 
+int ullage_head_plan_filter_report(const ullage_head_plan* plan, void* workspace,
+                                   size_t workspace_bytes, void* stream,
+                                   ullage_filter_report* report, char** message) {
+  return reported(message, [&]() -> Status {
+    if (!plan || !report) return {ullage::kHeadMissingInput, "plan or report is null"};
+    auto found = plan->head->filter_report(block(workspace, workspace_bytes), stream);
+    if (!found) return found.status();
+    *report = {found->largest_share, found->largest_gradient, found->total_gradient, found->kept};
+    return ullage::kHeadOk;
+  });
+}
+
 int ullage_scale_cuda(const ullage_vector* values, const double* factor, void* stream,
                       char** message) {
   return reported(message, [&]() -> Status {

@@ -1,6 +1,7 @@
 #include "capi/head_device.h"
 
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "cuda/device.h"
@@ -9,6 +10,12 @@
 
 namespace ullage::capi {
 namespace {
+
+Status no_report(const std::string& where) {
+  return {kHeadUnknownKind, where +
+                                " leaves nothing out; accepted: hidden states on cuda, with a "
+                                "filter_tolerance"};
+}
 
 class HeadOnCpu : public HeadOnDevice {
  public:
@@ -33,6 +40,9 @@ class HeadOnCpu : public HeadOnDevice {
     return plan_.run(inputs, outputs, workspace);
   }
   Status check(std::span<std::byte>, void*) const override { return kHeadOk; }
+  Result<lossk::FilterReport> filter_report(std::span<std::byte>, void*) const override {
+    return no_report("a plan for the cpu");
+  }
 
  private:
   lossk::HeadPlan plan_;
@@ -86,6 +96,14 @@ class HeadOnCuda : public HeadOnDevice {
     // The plan asks for a whole workspace, and reads its status alone.
     return plan_.check(static_cast<CUstream_st*>(stream),
                        {workspace.data(), static_cast<size_t>(promised.workspace_bytes)});
+  }
+  Result<lossk::FilterReport> filter_report(std::span<std::byte> workspace,
+                                            void* stream) const override {
+    if constexpr (std::is_same_v<Plan, lossk::CudaLinearHeadPlan>) {
+      return plan_.filter_report(static_cast<CUstream_st*>(stream), workspace);
+    } else {
+      return no_report("a plan from logits");
+    }
   }
 
  private:

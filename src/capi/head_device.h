@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "capi/head_request.h"
+#include "ullage/lossk/cuda_linear_head.h"
 #include "ullage/lossk/head.h"
 #include "ullage/plan.h"
 #include "ullage/status.h"
@@ -37,6 +38,9 @@ class HeadOnDevice {
                      std::span<std::byte> workspace, void* stream) const = 0;
   // Waits, and reports what only the device could see.
   virtual Status check(std::span<std::byte> workspace, void* stream) const = 0;
+  // Waits, and reports what a filter left out. Errors: 681 for a plan without one.
+  virtual Result<lossk::FilterReport> filter_report(std::span<std::byte> workspace,
+                                                    void* stream) const = 0;
 };
 
 // Errors: those of the device's plan. A plan for CUDA needs no device; its run does (621).

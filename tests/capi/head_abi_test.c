@@ -73,6 +73,14 @@ static void test_run(void) {
   expect(fabs(d_logits[0] + 0.903834) < 1e-6 && fabs(d_logits[2] - 0.710579) < 1e-6, "d_logits");
   expect(d_logits[3] == 0 && d_logits[5] == 0, "an ignored row has no gradient");
   expect(ullage_head_plan_check(plan, workspace, bytes, NULL, NULL) % 20 == 0, "check");
+  ullage_filter_report report = {.kept = 7};
+  code = ullage_head_plan_filter_report(plan, workspace, bytes, NULL, &report, &message);
+  expect(code == 681 && message && strstr(message, "the cpu leaves nothing out"),
+         message ? message : "681");
+  ullage_string_free(message);
+  expect(report.kept == 7, "a refusal writes no report");
+  expect(ullage_head_plan_filter_report(plan, workspace, bytes, NULL, NULL, NULL) == 683,
+         "nowhere to put a report");
 
   total = 7;
   labels[0] = 3;
@@ -116,7 +124,26 @@ static void test_cuda_without_a_device(void) {
              strstr(message, "7 bytes"),
          message ? message : "582");
   ullage_string_free(message);
+  ullage_filter_report report;
+  expect(ullage_head_plan_filter_report(plan, NULL, 0, NULL, &report, NULL) == 681, "from logits");
   ullage_head_plan_destroy(plan);
+  for (int filtered = 0; filtered < 2; ++filtered) {
+    code = ullage_head_plan_create(
+        filtered ? "{\"n_tok\": 4, \"d_model\": 8, \"vocab\": 9, \"device\": \"cuda\","
+                   " \"config\": {\"losses\": [{\"kind\": \"cross_entropy\"}]},"
+                   " \"request\": {\"d_hidden\": true, \"input_dtype\": \"bf16\","
+                   " \"weight_dtype\": \"bf16\", \"grad_dtype\": \"bf16\"},"
+                   " \"limits\": {\"filter_tolerance\": 0.01}}"
+                 : "{\"n_tok\": 4, \"d_model\": 8, \"vocab\": 9, \"device\": \"cuda\","
+                   " \"config\": {\"losses\": [{\"kind\": \"cross_entropy\"}]},"
+                   " \"request\": {\"input_dtype\": \"bf16\", \"weight_dtype\": \"bf16\"}}",
+        &plan, &message);
+    expect(code % 20 == 0, message ? message : "plan for cuda from hidden states");
+    if (!plan) return;
+    expect(ullage_head_plan_filter_report(plan, NULL, 7, NULL, &report, NULL) == 582,
+           "a short workspace");
+    ullage_head_plan_destroy(plan);
+  }
   double factor = 1;
   ullage_vector values = vector_of(&factor, 1, ULLAGE_I64);
   expect(ullage_scale_cuda(NULL, &factor, NULL, NULL) == 683, "no values");

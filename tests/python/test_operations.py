@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ullage.torch import cross_entropy, head_loss, linear_cross_entropy, token_logprobs
+import ullage
+from ullage.torch import FilterReport, cross_entropy, filter_reports, head_loss, linear_cross_entropy, token_logprobs
 from ullage.torch import _ops, _run
 from ullage.torch._head import to_text
 
@@ -333,6 +334,23 @@ def test_main_grad_under_compile(backend):
     torch.compile(step, fullgraph=True, backend=backend)(hidden, weight, targets).backward()
     step(hidden.detach(), plain, targets).backward()
     assert weight.grad is None and torch.equal(weight.main_grad, plain.grad)
+
+
+def test_a_filter_on_the_cpu_is_refused_and_reports_nothing():
+    hidden, weight, targets = make()
+    with filter_reports() as reports:
+        with pytest.raises(ullage.UllageError, match="681.*filter_tolerance"):
+            linear_cross_entropy(hidden, weight, targets, filter_tolerance=1e-3)
+        linear_cross_entropy(hidden, weight, targets).backward()
+    assert reports == []
+
+
+def test_what_a_filter_report_implies():
+    report = FilterReport(largest_share=1e-3, largest_gradient=2.0, total_gradient=5.0, kept=0.5)
+    weight = torch.tensor([[3.0, 4.0], [1.0, 0.0]], dtype=torch.bfloat16)
+    hidden = torch.tensor([[[0.0, -2.0]]])
+    assert report.d_hidden_bound(weight) == 10.0 and report.d_weight_bound(hidden) == 10.0
+    assert report.d_hidden_bound(weight[:0]) == 0.0
 
 
 def test_meta_tensors():

@@ -41,7 +41,7 @@ def _largest_row(matrix: Tensor) -> float:
     rows = matrix.detach().reshape(-1, matrix.shape[-1])
     if not rows.numel():
         return 0.0
-    return max(float(part.float().norm(dim=1).max()) for part in rows.split(8192))
+    return max(float(rows[begin : begin + 8192].float().norm(dim=1).max()) for begin in range(0, len(rows), 8192))
 
 
 @contextlib.contextmanager
@@ -78,6 +78,6 @@ def observe(plan: HeadPlan, workspace: Tensor, stream: int) -> None:
         stream or None,
         ctypes.byref(found),
     )
-    report = FilterReport(*(getattr(found, field) for field, _ in found._fields_))
+    report = FilterReport(found.largest_share, found.largest_gradient, found.total_gradient, found.kept)
     for reports in _listening:
         reports.append(report)

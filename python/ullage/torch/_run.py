@@ -12,8 +12,9 @@ import torch
 
 from ullage import _arrays
 from ullage import _library as c
+from ullage._errors import UllageError
 from ullage.head import HeadPlan, make_plan
-from ullage.torch import _status
+from ullage.torch import _filter, _status
 
 # Gradients to compute, a set of bits.
 D_INPUT, D_WEIGHT, D_BIAS, D_ADAPTER = 1, 2, 4, 8
@@ -206,6 +207,33 @@ def plan_of(
     return _plan(json.dumps(request), x.device.index)
 
 
+def plan_without_strips(
+    tensors: HeadTensors, config: str, out: Gradients, *, budget_bytes: int, **what: Any
+) -> tuple[HeadPlan, bool]:
+    """The plan, and whether d_weight is to be float32 where out's has 16 bits, and rounded into it.
+
+    A 16-bit d_weight whose float32 sum does not fit the workspace is made by strips of the vocabulary, from logits
+    that are made twice: 8 n d v operations for 6. A float32 one needs no other sum and lends its memory to the run,
+    and takes twice the 16-bit one's bytes until it is rounded. Without a budget it is had; with one, where both fit.
+    """
+    plan = refusal = None
+    try:
+        plan = plan_of(tensors, config, out=out, budget_bytes=budget_bytes, **what)
+    except UllageError as error:  # of a filter, say, which strips do not have
+        refusal = error
+    sum_bytes = 4 * out.weight.numel() if out.weight.is_cuda and out.weight.dtype.itemsize == 2 else 0
+    rest = budget_bytes - sum_bytes if budget_bytes else 0
+    fits = sum_bytes > 0 and (rest > 0 or not budget_bytes)
+    if fits and (plan is None or plan.mode == "strip"):
+        wide = out._replace(weight=out.weight.new_empty(0, dtype=torch.float32))
+        with contextlib.suppress(UllageError):
+            return plan_of(tensors, config, out=wide, budget_bytes=rest, **what), True
+    if plan is None:
+        assert refusal is not None
+        raise refusal
+    return plan, False
+
+
 def run(
     tensors: HeadTensors,
     config: str,
@@ -222,15 +250,20 @@ def run(
     """Fills `values` and `out` on the input's device and its current stream."""
     x, weight = tensors.input, tensors.weight
     with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
-        plan = plan_of(
+        plan, widened = plan_without_strips(
             tensors,
             config,
+            out,
             budget_bytes=budget_bytes,
             gradients=gradients,
             rows=rows,
-            out=out,
             accumulate=accumulate,
         )
+    rounded = out.weight
+    if widened:
+        rounded_bytes = rounded.untyped_storage().nbytes()
+        rounded.untyped_storage().resize_(0)  # until the workspace is free again
+        out = out._replace(weight=rounded.new_empty(rounded.shape, dtype=torch.float32))
     alive: list[torch.Tensor] = []
     given = c.Inputs(struct_size=ctypes.sizeof(c.Inputs), n_segments=n_segments, upstream=1.0)
     _put(given, "logits" if weight is None else "hidden", x, alive)
@@ -275,8 +308,14 @@ def run(
             stream = torch.cuda.current_stream().cuda_stream
             c.call("ullage_head_plan_run", *arguments, stream or None)
             _status.watch(plan, workspace, stream)
+            if gradients and parsed(config).get("filter_tolerance"):
+                _filter.observe(plan, workspace, stream)
     else:
         c.call("ullage_head_plan_run", *arguments, None)
+    if widened:
+        del workspace
+        rounded.untyped_storage().resize_(rounded_bytes)
+        rounded.copy_(out.weight)
 
 
 def _put(struct: Any, name: str, tensor: torch.Tensor | None, alive: list[torch.Tensor]) -> None:
