@@ -1,44 +1,55 @@
 """Cross-entropy fused with its projection, through PyTorch, beside the peers that are here: one run on one GPU.
 
-    ullage             ullage.torch.linear_cross_entropy as it comes: 512 MiB of workspace
-    ullage_4GiB        with a budget in which the float32 gradient of the weight fits
+    ullage             ullage.torch.linear_cross_entropy as it comes
+    ullage_512MiB      in that much workspace: with more rows than d_model, strips that make the logits twice
     ullage_main_grad   the gradient of the weight added to a float32 weight.main_grad, which is not counted
+    ullage_filter      with filter_tolerance=1e-2, and what filter_reports says of it; where rows point at their target
     eager, compile     F.cross_entropy((hidden @ weight.T).float(), targets)
     liger, liger_f32   LigerFusedLinearCrossEntropyLoss(), and with accum_dtype=torch.float32
     cce, cce_exact     cut_cross_entropy.linear_cross_entropy, filtered as it comes, and exact
+    quack              quack's chunked_linear_cross_entropy, untuned: its autotuner takes minutes a shape
 
-bf16, forward and backward. Times are medians of CUDA events; peers take turns, so that a slow moment is nobody's.
+bf16, forward and backward. Times are medians of CUDA events; peers take turns, so that a slow moment is nobody's, and
+so do the three products alone, by cuBLAS in chunks of 1024 rows. Matrix products run before each for some three
+milliseconds, as in training: the host is ahead, and the card as hot as its power limit lets it be. host_ms is what a
+peer's calls took on the host.
+
 Memory is the most that is allocated over the inputs, so it holds both gradients. Errors are relative Frobenius norms
-against float32 (no TF32). Rows: "flat", standard normal hidden states and weights of variance 1/d_model; "peaked",
-each hidden state also points at its target's row of the weight, to a probability near a half, as a trained model's do.
+against float32 products (no TF32) and a float64 softmax. Rows: "flat", standard normal hidden states and weights of
+variance 1/d_model; "peaked", each hidden state also points at its target's row of the weight, to a probability near a
+half, as a trained model's do; "sure", twice as much, to one less 1e-5.
 
-Liger and CCE are found on the Python path, or in the checkouts that LIGER and CCE name.
+Liger, CCE and QuACK are found on the Python path, or in the checkouts that LIGER, CCE and QUACK name.
 
-usage: peers_torch.py [--quick] [--output FILE]
+usage: peers_torch.py [--quick] [--only PEER,...] [--rows KIND,...] [--output FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-for checkout in (os.environ.get("LIGER", "") and os.environ["LIGER"] + "/src", os.environ.get("CCE", "")):
-    if checkout:
-        sys.path.append(checkout)
+for variable, folder in (("LIGER", "src"), ("CCE", "."), ("QUACK", ".")):
+    if os.environ.get(variable):
+        sys.path.append(os.path.join(os.environ[variable], folder))
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 import ullage  # noqa: E402
-from ullage.torch import check, linear_cross_entropy  # noqa: E402
+from ullage.torch import check, filter_reports, linear_cross_entropy  # noqa: E402
 
 SHAPES = [(2048, 4096, 151936), (8192, 1024, 151936), (8192, 4096, 128256)]
 ROUNDS = 7
+AHEAD = 8192  # the side of the products before each
+POINTS = {"flat": 0, "peaked": 12, "sure": 24}  # logit of the target, about
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -50,8 +61,9 @@ def peers() -> tuple[dict[str, Loss], dict[str, str]]:
     """Those that are here, and why the others are not."""
     found: dict[str, Loss] = {
         "ullage": linear_cross_entropy,
-        "ullage_4GiB": lambda h, w, t: linear_cross_entropy(h, w, t, budget_bytes=4 << 30),
+        "ullage_512MiB": lambda h, w, t: linear_cross_entropy(h, w, t, budget_bytes=512 << 20),
         "ullage_main_grad": linear_cross_entropy,
+        "ullage_filter": lambda h, w, t: linear_cross_entropy(h, w, t, filter_tolerance=1e-2),
         "eager": plain,
         "compile": torch.compile(plain, dynamic=False),
     }
@@ -62,30 +74,37 @@ def peers() -> tuple[dict[str, Loss], dict[str, str]]:
         rounded, wide = LigerFusedLinearCrossEntropyLoss(), LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32)
         found["liger"] = lambda h, w, t: rounded(w, h, t)
         found["liger_f32"] = lambda h, w, t: wide(w, h, t)
-    except ImportError as error:
-        missing["liger"] = str(error)
+    except Exception as error:  # whatever an import of theirs meets
+        missing["liger"] = f"{type(error).__name__}: {error}"
     try:
         from cut_cross_entropy import linear_cross_entropy as cce
 
         found["cce"] = cce
         found["cce_exact"] = lambda h, w, t: cce(h, w, t, impl="cce_exact")
-    except ImportError as error:
-        missing["cce"] = str(error)
+    except Exception as error:
+        missing["cce"] = f"{type(error).__name__}: {error}"
+    try:
+        from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+        found["quack"] = lambda h, w, t: chunked_linear_cross_entropy(h, w, t, tuned=False)
+    except Exception as error:
+        missing["quack"] = f"{type(error).__name__}: {error}"
     return found, missing
 
 
-def make(n_tok: int, d_model: int, vocab: int, peaked: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def make(n_tok: int, d_model: int, vocab: int, point: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     weight = (torch.randn(vocab, d_model, device="cuda") * d_model**-0.5).bfloat16()
     hidden = torch.randn(n_tok, d_model, device="cuda")
     targets = torch.arange(n_tok, device="cuda") * 7919 % vocab
-    if peaked:
-        hidden += 12 * weight[targets].float()
+    if point:
+        hidden += point * weight[targets].float()
     return hidden.bfloat16().requires_grad_(), weight.requires_grad_(), targets
 
 
 def reference(hidden, weight, targets) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """Loss and gradients in float32, a chunk of rows at a time."""
+    """Loss and gradients, a chunk of rows at a time: products in float32, and the softmax in float64, for where a
+    probability is near 1 the gradient of its logit and its loss are what it lacks of it."""
     torch.backends.cuda.matmul.allow_tf32 = False
     wide_weight, n_tok = weight.detach().float(), len(targets)
     d_hidden = torch.empty(hidden.shape, device="cuda")
@@ -94,10 +113,11 @@ def reference(hidden, weight, targets) -> tuple[float, torch.Tensor, torch.Tenso
     for begin in range(0, n_tok, 512):
         part = slice(begin, begin + 512)
         rows, labels = hidden.detach()[part].float(), targets[part, None]
-        gradient = F.log_softmax(rows @ wide_weight.T, -1)
-        loss -= gradient.gather(1, labels).double().sum().item() / n_tok
-        gradient.exp_().scatter_add_(1, labels, torch.full(labels.shape, -1.0, device="cuda"))
-        gradient /= n_tok
+        log_softmax = F.log_softmax((rows @ wide_weight.T).double(), -1)
+        of_labels = log_softmax.gather(1, labels)
+        loss -= of_labels.sum().item() / n_tok
+        gradient = log_softmax.exp_().scatter_(1, labels, of_labels.expm1()).div_(n_tok).float()
+        del log_softmax
         d_hidden[part] = gradient @ wide_weight
         d_weight.addmm_(gradient.T, rows)
     return loss, d_hidden, d_weight
@@ -116,7 +136,9 @@ class Measured:
     """One peer at one shape."""
 
     def __init__(self, name: str, loss: Loss, inputs: tuple, wanted: tuple) -> None:
-        self.name, self.loss, self.inputs, self.milliseconds = name, loss, inputs, []
+        self.name, self.loss, self.inputs = name, loss, inputs
+        self.milliseconds: list[float] = []
+        self.host_ms: list[float] = []
         hidden, weight, _ = inputs
         if name == "ullage_main_grad":
             weight.main_grad = torch.zeros(weight.shape, device="cuda")
@@ -128,6 +150,17 @@ class Measured:
             "d_weight_error": relative(d_weight, wanted[2]),
         }
         self.forget()
+        if name == "ullage_filter":
+            with filter_reports() as reports:
+                self.step()
+            self.record |= {
+                "kept": reports[0].kept,
+                "largest_share": reports[0].largest_share,
+                # Of the gradients themselves, as the errors are; the bounds are absolute.
+                "d_hidden_bound": reports[0].d_hidden_bound(weight),
+                "d_weight_bound": reports[0].d_weight_bound(hidden),
+            }
+            self.forget()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -151,62 +184,101 @@ class Measured:
         hidden, weight, _ = self.inputs
         if self.name == "ullage_main_grad":
             weight.main_grad = torch.zeros(weight.shape, device="cuda")
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        self.step()
-        end.record()
-        end.synchronize()
-        self.milliseconds.append(begin.elapsed_time(end))
+        milliseconds, host_ms = timed(self.step)
+        self.milliseconds.append(milliseconds)
+        self.host_ms.append(host_ms)
         self.forget()
         if self.name == "ullage_main_grad":
             del weight.main_grad
 
     def finished(self) -> dict:
         times = sorted(self.milliseconds)
-        return {"ms": round(times[len(times) // 2], 4), "least_ms": round(times[0], 4), **self.record}
+        host = sorted(self.host_ms)[len(times) // 2]
+        return {
+            "ms": round(times[len(times) // 2], 4),
+            "least_ms": round(times[0], 4),
+            "host_ms": round(host, 4),
+            **self.record,
+        }
 
 
-def products(hidden, weight) -> float:
-    """The three products alone, cuBLAS, bf16, chunks of 1024 rows: milliseconds."""
-    n_tok, vocab = len(hidden), len(weight)
-    h, w = hidden.detach(), weight.detach()
-    logits = torch.randn(1024, vocab, device="cuda").bfloat16()
-    d_hidden, d_weight = torch.empty_like(h), torch.zeros_like(w)
-    times = []
-    for _ in range(ROUNDS + 2):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for row in range(0, n_tok, 1024):
-            torch.mm(h[row : row + 1024], w.T, out=logits)
-            torch.mm(logits, w, out=d_hidden[row : row + 1024])
-            d_weight.addmm_(logits.T, h[row : row + 1024])
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return sorted(times[2:])[ROUNDS // 2]
+@functools.cache
+def busy() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(AHEAD, AHEAD, device="cuda").bfloat16(), torch.empty(AHEAD, AHEAD, device="cuda").bfloat16()
 
 
-def measure(shape: tuple[int, int, int], peaked: bool, losses: dict[str, Loss]) -> dict:
-    inputs = make(*shape, peaked)
-    record = {**dict(zip(("n_tok", "d_model", "vocab"), shape)), "rows": "peaked" if peaked else "flat"}
-    record["products_ms"] = round(products(*inputs[:2]), 4)
+def timed(step: Callable[[], object]) -> tuple[float, float]:
+    """Milliseconds of the device and of the host."""
+    factor, out = busy()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(2):
+        torch.mm(factor, factor, out=out)
+    begin.record()
+    entered = time.perf_counter()
+    step()
+    host_ms = (time.perf_counter() - entered) * 1e3
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end), host_ms
+
+
+class Products:
+    """The three products alone, cuBLAS, bf16, chunks of 1024 rows."""
+
+    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor) -> None:
+        self.hidden, self.weight = hidden.detach(), weight.detach()
+        self.milliseconds: list[float] = []
+        self.step()
+
+    def step(self) -> None:
+        h, w = self.hidden, self.weight
+        logits = torch.empty(1024, len(w), device="cuda", dtype=torch.bfloat16)
+        d_hidden, d_weight = torch.empty_like(h), torch.empty_like(w)
+        for row in range(0, len(h), 1024):
+            part = slice(row, row + 1024)
+            torch.mm(h[part], w.T, out=logits)
+            torch.mm(logits, w, out=d_hidden[part])
+            torch.addmm(d_weight, logits.T, h[part], beta=float(row > 0), out=d_weight)
+
+    def time(self) -> None:
+        self.milliseconds.append(timed(self.step)[0])
+
+    def finished(self) -> float:
+        return round(sorted(self.milliseconds)[len(self.milliseconds) // 2], 4)
+
+
+def measure(shape: tuple[int, int, int], rows: str, losses: dict[str, Loss]) -> dict:
+    inputs = make(*shape, POINTS[rows])
+    record = {**dict(zip(("n_tok", "d_model", "vocab"), shape)), "rows": rows}
+    record["products_ms"] = 0.0
     wanted = reference(*inputs)
     record["peers"] = {}
-    print(f"{' x '.join(map(str, shape))}, {record['rows']}: time, over the three products' {record['products_ms']} ms")
     running = []
     for name, loss in losses.items():
+        if name == "ullage_filter" and rows == "flat":
+            continue
+        begin = time.monotonic()
         try:
             running.append(Measured(name, loss, inputs, wanted))
-        except (RuntimeError, ValueError) as error:  # out of memory, or refused: an answer too
+        except Exception as error:  # out of memory, refused, or whatever a peer's compiler meets: an answer too
             record["peers"][name] = {"error": f"{type(error).__name__}: {error}"[:200]}
             inputs[0].grad = inputs[1].grad = None
+            for made in ("main_grad", "grad_added_to_main_grad"):
+                inputs[1].__dict__.pop(made, None)
         torch.cuda.empty_cache()
+        if time.monotonic() - begin > 5:
+            print(f"  ({name}: {time.monotonic() - begin:.0f} s to compile)", flush=True)
     del wanted
+    torch.cuda.empty_cache()
+    products = Products(*inputs[:2])
     for turn in range(ROUNDS):
+        products.time()
         for peer in running:
-            if turn < 3 or min(peer.milliseconds) < 100:  # a slow one has said enough
+            if turn < 3 or min(peer.milliseconds) < 70:  # a slow one has said enough
                 peer.time()
     check()
+    record["products_ms"] = products.finished()
+    print(f"{' x '.join(map(str, shape))}, {record['rows']}: time, over the three products' {record['products_ms']} ms")
     for peer in running:
         record["peers"][peer.name] = peer.finished()
     for name, row in record["peers"].items():
@@ -222,9 +294,13 @@ def measure(shape: tuple[int, int, int], peaked: bool, losses: dict[str, Loss]) 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the first shape alone")
+    parser.add_argument("--only", default="", help="these peers alone")
+    parser.add_argument("--rows", default=",".join(POINTS), help="these kinds of rows alone")
     parser.add_argument("--output", type=Path, default=Path("h200_python.json"))
     options = parser.parse_args()
     losses, missing = peers()
+    if options.only:
+        losses = {name: losses[name] for name in options.only.split(",") if name in losses}
     for name, why in missing.items():
         print(f"SKIPPED: {name}: {why}")
     result = {
@@ -237,12 +313,19 @@ def main() -> int:
         "records": [],
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
+    failed = []
     for shape in SHAPES[:1] if options.quick else SHAPES:
-        for peaked in (False, True):
-            result["records"].append(measure(shape, peaked, losses))
+        for rows in options.rows.split(","):
+            # Of sure rows the filter is the question, and the answers of those without one are known.
+            unlike = ("eager", "liger", "liger_f32", "cce_exact") if rows == "sure" else ()
+            record = measure(shape, rows, {name: loss for name, loss in losses.items() if name not in unlike})
+            result["records"].append(record)
             torch.cuda.empty_cache()
             options.output.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+            failed += [each for each, row in record["peers"].items() if each.startswith("ullage") and "error" in row]
+    for name in failed:
+        print(f"FAILED: {name}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
