@@ -27,16 +27,17 @@ BARE = re.compile(r"cuda(?:\d+_GLOBAL__N__\w*?_[0-9a-f]{8})?\d+([a-z_]+?)(?:I|E)
 
 
 def name_of(mangled):
-    """cluster_rows.bf16.forward.softcap for a row kernel, product.192.kk.ScaledExponentials for a product (columns of a tile, the
-    operands' contiguous dimensions; listed: over chosen blocks of k), the bare name for another."""
+    """cluster_rows.bf16.forward.softcap for a row kernel, product.192.kk.ScaledExponentials.bf16 for a product (columns of a tile,
+    the operands' contiguous dimensions, their type; listed: over chosen blocks of k), the bare name for another."""
+    element = next((f".{name}" for key, name in ELEMENTS.items() if len(key) > 1 and key in mangled), "")
     product = PRODUCT.search(mangled)
     if product:
         majors = "".join("km"[int(digit)] for digit in product.group(2, 3))
-        return f"product.{product[1]}.{majors}.{product[4]}" + (".listed" if product[5] == "1" else "")
+        return f"product.{product[1]}.{majors}.{product[4]}{element}" + (".listed" if product[5] == "1" else "")
     bare = BARE.search(mangled).group(1)
     kind = KIND.search(mangled)
     if not kind:
-        return bare
+        return bare + (element if bare.startswith("linear_") else "")
     return ".".join([bare, ELEMENTS[kind[1]], FAMILIES[int(kind[2])]] + ["softcap"] * int(kind[3]))
 
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
 
 #include "ullage/lossk/cuda_linear_head.h"
 
@@ -48,7 +49,7 @@ TEST(CudaLinearPlan, LodgesExponentialsInDWeight) {
   EXPECT_EQ(whole->n_chunks(), 1);
   const auto first = plan_cuda_linear({8192, 2304, 256000}, cross_entropy(), training(), {});
   ASSERT_TRUE(first.ok());
-  EXPECT_EQ(first->lodged_rows(), 4352);
+  EXPECT_EQ(first->lodged_rows(), 4608);
   EXPECT_EQ(first->n_chunks(), 6);
   const auto small = plan_cuda_linear({2048, 4096, 151936}, cross_entropy(), training(),
                                       {.budget_bytes = 64 << 20});
@@ -70,6 +71,55 @@ TEST(CudaLinearPlan, LodgesExponentialsInDWeight) {
   }
 }
 
+// Whatever the shape, the type of d_weight and what its memory may be used for.
+TEST(CudaLinearPlan, SixtyFourMebibytesAreEnough) {
+  constexpr int64_t kBudget = int64_t{64} << 20;
+  for (const Shape& shape :
+       {Shape{2048, 4096, 151936}, Shape{8192, 1024, 151936}, Shape{8192, 4096, 128256},
+        Shape{8192, 2304, 256000}, Shape{2048, 4096, 128256}}) {
+    for (const DType d_weight : {DType::kF32, DType::kBF16}) {
+      for (const bool accumulate : {false, true}) {
+        const std::string where = std::to_string(shape.n_tok) + " x " +
+                                  std::to_string(shape.d_model) + " x " +
+                                  std::to_string(shape.vocab);
+        const auto plan = plan_cuda_linear(shape, cross_entropy(), training(d_weight),
+                                           {.budget_bytes = kBudget,
+                                            .kernel = "linear_head_sm90_scaled_exponentials",
+                                            .accumulate = accumulate});
+        ASSERT_TRUE(plan.ok()) << where << ": " << plan.status().to_string();
+        EXPECT_LE(plan->workspace_bytes(), kBudget) << where;
+        int64_t booked = 0;
+        for (const Booking& booking : plan->bookings()) booked += booking.bytes;
+        EXPECT_EQ(booked, plan->workspace_bytes()) << where;
+        EXPECT_LE(plan->operations(), 8.0 * static_cast<double>(shape.n_tok) *
+                                          static_cast<double>(shape.d_model) *
+                                          static_cast<double>(shape.vocab))
+            << where;
+        EXPECT_GT(plan->chunk(), 0) << where;
+      }
+    }
+  }
+  // 2 d_model rows lie in an f32 d_weight: all of them here.
+  const auto whole = plan_cuda_linear({8192, 4096, 128256}, cross_entropy(), training(),
+                                      {.budget_bytes = kBudget});
+  ASSERT_TRUE(whole.ok());
+  EXPECT_EQ(whole->mode(), "strip");
+  EXPECT_EQ(whole->operations(), 6.0 * 8192 * 4096 * 128256);
+}
+
+TEST(CudaLinearPlan, TakesF16) {
+  Request f16 = training();
+  f16.input_dtype = f16.weight_dtype = f16.grad_dtype = DType::kF16;
+  const auto plan = plan_cuda_linear({2048, 4096, 128256}, cross_entropy(), f16, {});
+  ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+  EXPECT_EQ(plan->kernel(), "linear_head_sm90_scaled_exponentials");
+  // One type throughout, but for an f32 d_weight.
+  f16.d_weight_dtype = DType::kBF16;
+  const auto mixed = plan_cuda_linear({2048, 4096, 128256}, cross_entropy(), f16,
+                                      {.kernel = "linear_head_sm90_scaled_exponentials"});
+  EXPECT_EQ(mixed.status().code(), kHeadBadDtype);
+}
+
 TEST(CudaLinearPlan, FiltersWhereItCan) {
   const Shape shape{2048, 4096, 128256};
   const auto filtered =
@@ -82,10 +132,11 @@ TEST(CudaLinearPlan, FiltersWhereItCan) {
                   .code(),
               kHeadUnknownKind);
   }
-  Request f16 = training();
-  f16.input_dtype = f16.weight_dtype = DType::kF16;
+  // f32 goes to the chunked products, which have no filter.
+  Request f32 = training();
+  f32.input_dtype = f32.weight_dtype = f32.grad_dtype = DType::kF32;
   EXPECT_EQ(
-      plan_cuda_linear(shape, cross_entropy(), f16, {.filter_tolerance = 1e-3}).status().code(),
+      plan_cuda_linear(shape, cross_entropy(), f32, {.filter_tolerance = 1e-3}).status().code(),
       kHeadUnknownKind);
 }
 
@@ -93,7 +144,7 @@ TEST(CudaLinearPlan, CountsOperationsAndLaunches) {
   const auto one = plan_cuda_linear({256, 64, 1000}, cross_entropy(), training(), {});
   ASSERT_TRUE(one.ok());
   EXPECT_EQ(one->operations(), 6.0 * 256 * 64 * 1000);
-  EXPECT_EQ(one->launches(), 9);
+  EXPECT_EQ(one->launches(), 10);
   HeadConfig gspo;
   gspo.terms = {{.name = "gspo", .kind = LossKind::kGspo}};
   const auto two = plan_cuda_linear({600, 64, 1000}, gspo, training(), {.chunk = 256});
@@ -109,7 +160,9 @@ TEST(CudaLinearPlan, CutsTheVocabularyForARoundedWeightGradient) {
   ASSERT_TRUE(strips.ok()) << strips.status().to_string();
   EXPECT_EQ(strips->mode(), "strip");
   EXPECT_LE(strips->workspace_bytes(), int64_t{512} << 20);
-  EXPECT_EQ(strips->operations(), 8.0 * 8192 * 4096 * 151936);
+  // d_model of the rows lie in d_weight; the logits of the others are made again.
+  EXPECT_EQ(strips->lodged_rows(), 4096);
+  EXPECT_EQ(strips->operations(), 7.0 * 8192 * 4096 * 151936);
   const auto chunks = plan_cuda_linear(shape, cross_entropy(), training(DType::kBF16),
                                        {.budget_bytes = int64_t{4} << 30});
   ASSERT_TRUE(chunks.ok());

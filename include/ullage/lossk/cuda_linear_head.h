@@ -5,11 +5,12 @@
 // Two kernels. The plan takes the first that takes the problem and says why where it is not the
 // first.
 //
-// linear_head_sm90_scaled_exponentials: Hopper, bf16, label and policy terms. Per chunk three
+// linear_head_sm90_scaled_exponentials: Hopper, bf16 or f16, label and policy terms. Per chunk
+// three
 //   matrix products and two small kernels. The first product's epilogue reduces the logits where
-//   they are born and stores bf16(e^(a - c)); the logit gradient never exists on its own: the
-//   products for d_hidden and d_weight take the stored exponentials with a factor per row, and the
-//   label's column is added apart in float32.
+//   they are born and stores e^(a - c) in that type; the logit gradient never exists on its own:
+//   the products for d_hidden and d_weight take the stored exponentials with a factor per row, and
+//   the label's column is added apart in float32.
 // linear_head_sm80_chunked_products: everything that the row kernels of cuda_head.h take, in bf16,
 //   f16 and f32, on sm_80 and newer, also with a bias, an adapter, or a teacher given by its hidden
 //   states. Per chunk the logits by cuBLASLt in the input's type, those row kernels in place, and
@@ -76,15 +77,15 @@ class ULLAGE_API CudaLinearHeadPlan {
  public:
   const std::string& kernel() const;
   // "chunk": 6 n_tok d_model vocab operations. "chunk_two_pass": 8, for sequence terms over several
-  // chunks. "strip": 8, for a bf16 d_weight of more rows than it can lodge (lodged_rows) and whose
-  // f32 sum does not fit the budget: strips of the vocabulary over all rows; its d_hidden adds up
-  // in another order and may differ from the other modes' in the last bit.
+  // chunks. "strip": up to 8 (10 with sequence terms), where the budget holds no long chunk or, for
+  // a 16-bit d_weight, no f32 sum of it: losses and d_hidden first, then d_weight range by range of
+  // the vocabulary, for which the exponentials of all rows but the last lodged_rows() are made
+  // again. The bits are those of chunks.
   const std::string& mode() const;
   int64_t chunk() const;     // rows that one d_weight product sums, at most
   int64_t n_chunks() const;  // passes over d_weight
-  // Rows whose exponentials lie in the memory of d_weight until it is written: up to 2 d_model rows
-  // in an f32 one, or all rows, up to d_model of them, in a bf16 one, need no workspace of their
-  // own that way. 0: none.
+  // Rows whose exponentials lie in the memory of d_weight until it is written and need no workspace
+  // of their own: up to 2 d_model rows in an f32 one, up to d_model in one of 16 bits. 0: none.
   int64_t lodged_rows() const;
   const std::vector<Booking>& bookings() const;  // of the workspace; they add up to it
   int64_t workspace_bytes() const;
@@ -118,13 +119,13 @@ class ULLAGE_API CudaLinearHeadPlan {
   std::shared_ptr<const State> state_;
 };
 
-// hidden, weight and the adapter have one type of bf16, f16, f32 (scaled exponentials: bf16);
-// d_hidden that type or f32, d_weight and with it d_bias and the adapter's gradients that type,
-// summed in f32 and rounded once, or f32. Hidden-state teachers have the input's type (or any of
-// the three where that is f32). Base pointers lie at multiples of 16 bytes, and so do rows where
-// those of a dense matrix would. Errors: those of `plan`, 587 where the smallest chunk does not fit
-// the budget or the chunk asked for does not, 622, 698 for a kernel that is none, and 681, 695, 696
-// for what neither kernel takes: see plan_cuda.
+// hidden, weight and the adapter have one type of bf16, f16, f32 (scaled exponentials: bf16, f16);
+// d_hidden that type or f32 (scaled exponentials: that type), d_weight and with it d_bias and the
+// adapter's gradients that type, summed in f32 and rounded once, or f32. Hidden-state teachers have
+// the input's type (or any of the three where that is f32). Base pointers lie at multiples of 16
+// bytes, and so do rows where those of a dense matrix would. Errors: those of `plan`, 587 where the
+// smallest chunk does not fit the budget or the chunk asked for does not, 622, 698 for a kernel
+// that is none, and 681, 695, 696 for what neither kernel takes: see plan_cuda.
 ULLAGE_API Result<CudaLinearHeadPlan> plan_cuda_linear(const Shape& shape, const HeadConfig& config,
                                                        const Request& request,
                                                        const CudaLinearHeadOptions& options);

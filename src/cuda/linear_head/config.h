@@ -9,6 +9,8 @@
 namespace ullage::lossk::cuda {
 
 namespace product = ullage::cuda;
+using product::divide_up;
+using product::kResidentClusters;
 
 // Chosen on an H200 (bench/NOTES.md). Logits: consumers in turn hide the epilogue's exponentials
 // behind the other's products. Gradients: their k is long and their epilogue short, so the wider
@@ -16,39 +18,46 @@ namespace product = ullage::cuda;
 using LogitsTile = product::ProductTile<192, 2, 1, product::Consumers::kInTurn>;
 using GradientTile = product::ProductTile<256, 2, 1, product::Consumers::kTogether>;
 
-// Chunks are whole cluster tiles of rows; also whole 64-row steps of d_weight's sum, so that
-// cutting it changes no bit.
-inline constexpr int64_t kChunkRows = 256;
+// Groups of rows are whole cluster tiles; also whole 64-row steps of d_weight's sum, so that
+// cutting it changes no bit. kLeastRows fill half a cluster tile's CTA, for budgets that hold no
+// more.
+inline constexpr int64_t kChunkRows = 256, kLeastRows = 64;
 // d_weight: tiles of this many cluster rows of the vocabulary run along d_model together.
 inline constexpr int kWeightGroup = 16;
-// Strips are whole tiles of the logits (192), of d_weight (2 x 128) and whole steps of d_hidden's
-// sum (64).
+// Ranges of the vocabulary are whole tiles of the logits (192), of d_weight (2 x 128) and whole
+// steps of d_hidden's sum (64).
 inline constexpr int64_t kStripColumns = 768;
-// Clusters of 2 on the multiprocessors of an H200.
-inline constexpr int kResidentClusters = 66;
 
-constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Rows are taken in groups: one product adds a group's share to d_weight. A group's logits and
-// d_hidden are made part by part.
+// Rows are taken in groups. A group's logits and d_hidden are made part by part.
 struct RowGroup {
   int64_t rows = 0;
   int64_t part = 0;  // rows, a multiple of kChunkRows or all of them
 };
 
+struct ColumnRange {
+  int64_t first = 0, columns = 0;
+};
+
+// The rows and the vocabulary, cut. There are two orders:
+//
+// Rows first: each group's share is added to d_weight before the next group starts. The first group
+// may be `lodged`: its exponentials lie in d_weight's memory.
+//
+// `strips`: every group has its losses and d_hidden first, its exponentials lodged or else in the
+// workspace. d_weight follows range by range, each written once: the exponentials of the first
+// `recomputed` rows, which later groups overwrote, are made again, a range at a time; those of the
+// last group are still lodged.
 struct LinearLayout {
-  // The first group, whose exponentials lie in d_weight's memory but for the last range; no rows:
-  // there is none. Ranges have `range_columns` columns, the first may be shorter.
-  RowGroup lodged;
+  RowGroup lodged;  // no rows: there is none
+  // Ranges of range_columns columns, the last takes the rest. Range r of lodged exponentials lies
+  // where d_weight's range r + 1 will be, the last in the workspace.
   int64_t range_columns = 0;
   int n_ranges = 0;
   RowGroup chunk;   // every other group; the last may be shorter
   int n_tiles = 0;  // column tiles of the logits: partial sums of a row
-  // 0: chunks of rows over the whole vocabulary. Else strips of this many columns over all rows,
-  // for a d_weight that is rounded to bf16 strip by strip and never exists in f32; `chunk` is then
-  // that of the pass over the statistics.
-  int64_t strip = 0;
-  int strip_tiles = 0;
+  bool strips = false;
+  int64_t recomputed = 0;
+  int64_t slab = 0;  // strips: rows that one d_weight product sums, a multiple of kChunkRows or all
   int vocab_slices =
       1;  // d_hidden is the sum of this many products over slices of the vocabulary, in order
 
@@ -56,15 +65,27 @@ struct LinearLayout {
   int64_t longest_group() const { return std::max(lodged.rows, chunk.rows); }
   // The group that starts at row `first`.
   RowGroup group_at(int64_t first, int64_t n_tok) const {
-    RowGroup group = first == 0 && lodged.rows > 0 ? lodged : chunk;
-    group.rows = std::min(group.rows, n_tok - first);
+    const bool is_lodged = lodged.rows > 0 && (strips || first == 0);
+    RowGroup group = is_lodged ? lodged : chunk;
+    const int64_t end = strips && first < recomputed ? recomputed : n_tok;
+    group.rows = std::min(group.rows, end - first);
     return group;
   }
-  int64_t n_groups(int64_t n_tok) const {
-    if (n_tok == 0) return 0;
-    const int64_t rest = n_tok - lodged.rows;
-    return (lodged.rows > 0 ? 1 : 0) + (rest > 0 ? divide_up(rest, chunk.rows) : 0);
+  // Calls visit(first row, group) for every group.
+  template <class Visit>
+  void for_each_group(int64_t n_tok, const Visit& visit) const {
+    for (int64_t first = 0; first < n_tok;) {
+      const RowGroup group = group_at(first, n_tok);
+      visit(first, group);
+      first += group.rows;
+    }
   }
+  ColumnRange range_at(int range, int64_t vocab) const {
+    const int64_t first = range * range_columns;
+    return {first, range == n_ranges - 1 ? vocab - first : range_columns};
+  }
+  // Of the vocabulary, in the widest range.
+  int64_t last_columns(int64_t vocab) const { return range_at(n_ranges - 1, vocab).columns; }
 };
 
 // d_hidden has (chunk / 256) * (d_model / 256) cluster tiles, each over the whole vocabulary: few,

@@ -33,21 +33,23 @@ struct FilterParams {
 struct LinearParams {
   LinearLayout layout;
   int64_t n_tok = 0, d_model = 0, vocab = 0;
-  const void* hidden = nullptr;  // bf16 [n_tok][d_model]
-  const void* weight = nullptr;  // bf16 [vocab][d_model]
+  DType dtype = DType::kBF16;    // T below: bf16 or f16
+  float unit = 1;                // a power of two that f16 products of d_weight run at (run.cc)
+  const void* hidden = nullptr;  // T [n_tok][d_model]
+  const void* weight = nullptr;  // T [vocab][d_model]
   int64_t hidden_stride = 0, weight_stride = 0;
-  void* d_hidden = nullptr;  // bf16 [n_tok][d_model], or null
-  float* d_weight_sum =
-      nullptr;  // f32 [vocab][d_model]; strips: [strip][d_model]; null: no d_weight
-  void* d_weight_rounded = nullptr;  // bf16 [vocab][d_model] where that is what the caller wants
+  void* d_hidden = nullptr;  // T [n_tok][d_model], or null
+  // f32 [vocab][d_model]; strips of a rounded d_weight: of a range; null: no d_weight.
+  float* d_weight_sum = nullptr;
+  void* d_weight_rounded = nullptr;  // T [vocab][d_model] where that is what the caller wants
   int64_t d_hidden_stride = 0, d_weight_sum_stride = 0, d_weight_rounded_stride = 0;
   bool accumulate = false;
 
   bool wants_d_weight() const { return d_weight_sum != nullptr || d_weight_rounded != nullptr; }
 
   // Workspace. c: rows of the longest part (config.h).
-  // Where d_weight is bf16 and its memory holds exponentials: its product rounds, and the rows of
-  // labels wait in float32 for what their labels add.
+  // Where d_weight is T and its memory holds exponentials of all rows at once: its product rounds,
+  // and the rows of labels wait in float32 for what their labels add.
   int* label_slots = nullptr;      // [vocab] the first row with that label, or -1
   float* label_sums = nullptr;     // [n_tok][d_model], by slot
   int* columns = nullptr;          // [n_tok] label columns, kNoLabel, kIgnoredRow
@@ -55,11 +57,12 @@ struct LinearParams {
   uint8_t* leads = nullptr;        // [n_tok] no earlier row has the label
   float* softmax_scale = nullptr;  // [n_tok] a row's gradient = softmax_scale * E ...
   float* label_gain = nullptr;     // [n_tok] ... + label_gain in the label's column
-  void* exponentials = nullptr;    // bf16: a group's, or its last range; strips: [n_tok][strip]
-  Pair* partial = nullptr;         // [c][n_tiles]; strips: also [n_tok][strip_tiles]
-  float* label_logit = nullptr;    // [c]
-  void* scaled_hidden = nullptr;   // bf16 [rows of the longest group][d_model]; strips: [n_tok]...
-  float* slices = nullptr;  // [vocab_slices][c][d_model]; strips: [n_tok][d_model], their sum
+  void* exponentials = nullptr;    // T: a group's, or its last range
+  void* made_again = nullptr;      // T, strips: a range of a slab's
+  Pair* partial = nullptr;         // [c][n_tiles]; strips: also [slab][tiles of a range]
+  float* label_logit = nullptr;    // [c]; strips: also [slab]
+  void* scaled_hidden = nullptr;   // T [rows of the longest group][d_model]; strips: [slab]...
+  float* slices = nullptr;         // [vocab_slices][c][d_model]
   FilterParams filter;
   float* row_shift =
       nullptr;  // strips and filter: [n_tok] what a row's exponentials are relative to

@@ -54,37 +54,40 @@ void take_workspace(const ScaledExponentials& state, WorkspaceSlices& slices, He
     slices.take(r.next_row, "rows that share a label", n * 4);
     slices.take(r.leads, "first rows of a label", n);
   }
-  // What is kept of the logits: a group's rows of the whole vocabulary, or their last range where
-  // the others lie in d_weight, or a strip's columns of all rows.
-  const bool strips = layout.strip > 0;
-  const int64_t group_rows = strips ? n : layout.longest_group();
-  const int64_t part_rows = strips ? n : layout.longest_part();
-  if (strips || state.filters()) slices.take(r.row_shift, "row shifts", n * 4);
-  if (state.rounds()) {
-    if (layout.lodged.rows > 0) {
-      slices.take(r.label_slots, "rows of the label columns", v * 4);
-      slices.take(r.label_sums, "label columns of d_weight in f32", n * d * 4);
-    } else {
-      slices.take(r.d_weight_sum, "d_weight in f32", (strips ? layout.strip : v) * d * 4);
-    }
+  if (layout.strips || state.filters()) slices.take(r.row_shift, "row shifts", n * 4);
+  const int64_t range = layout.n_ranges > 0 ? layout.last_columns(v) : 0;
+  const bool lodges = layout.lodged.rows > 0;
+  if (state.rounds() && lodges && !layout.strips) {
+    slices.take(r.label_slots, "rows of the label columns", v * 4);
+    slices.take(r.label_sums, "label columns of d_weight in f32", n * d * 4);
+  } else if (state.rounds()) {
+    slices.take(r.d_weight_sum, "d_weight in f32", (layout.strips ? range : v) * d * 4);
   }
+  // Rows of strips whose exponentials are made again, a slab at a time.
+  const int64_t again = std::min(layout.slab, layout.recomputed);
   if (gradients) {
-    const int64_t kept = strips ? n * layout.strip : layout.chunk.rows * whole_blocks(v);
-    slices.take(r.exponentials,
-                layout.lodged.rows > 0 ? "exponentials outside d_weight" : "exponentials",
-                2 * std::max(kept, layout.lodged.rows * layout.range_columns));
+    const int64_t made_again = again * whole_blocks(range);
+    int64_t kept =
+        std::max(layout.chunk.rows * whole_blocks(v), layout.lodged.rows * whole_blocks(range));
+    if (!lodges) kept = std::max(kept, made_again);
+    slices.take(r.exponentials, lodges ? "exponentials outside d_weight" : "exponentials",
+                2 * kept);
+    // The last range of lodged exponentials waits beside them.
+    r.made_again = r.exponentials;
+    if (lodges) slices.take(r.made_again, "exponentials made again", 2 * made_again);
   }
-  slices.take(
-      r.partial, "tile sums",
-      std::max(layout.longest_part() * layout.n_tiles, strips ? n * layout.strip_tiles : 0) *
-          int64_t{8});
-  slices.take(r.label_logit, "label logits", part_rows * 4);
+  slices.take(r.partial, "tile sums",
+              std::max(layout.longest_part() * layout.n_tiles,
+                       again * divide_up(range, int64_t{LogitsTile::kN})) *
+                  int64_t{8});
+  slices.take(r.label_logit, "label logits", std::max(layout.longest_part(), again) * 4);
   if (state.request.d_weight) {
-    slices.take(r.scaled_hidden, "scaled hidden rows", group_rows * d * 2);
+    const int64_t rows = layout.strips ? std::min(layout.slab, n) : layout.longest_group();
+    slices.take(r.scaled_hidden, "scaled hidden rows", rows * d * 2);
   }
   if (state.request.d_hidden) {
     slices.take(r.slices, "slices of d_hidden",
-                (strips ? 1 : layout.vocab_slices) * part_rows * d * 4);
+                layout.vocab_slices * layout.longest_part() * d * 4);
   }
   if (state.filters()) take_filter(state, slices, r.filter);
 }
@@ -115,20 +118,24 @@ Status check_taken(const Shape& shape, const HeadConfig& config, const Request& 
   if (options.adapter_rank > 0) return not_taken("an adapter");
   if (request.entropy) return not_taken("entropies");
   if (request.policy_metrics) return not_taken("policy metrics");
-  const auto bf16 = [](DType dtype, std::string_view field) -> Status {
-    if (dtype == DType::kBF16) return kHeadOk;
-    return {kHeadBadDtype, std::string(field) + " is " + std::string(name_of(dtype)) +
-                               "; accepted by the fused head on a GPU: bf16"};
-  };
-  if (Status status = bf16(request.input_dtype, "hidden"); !status.ok()) return status;
-  if (Status status = bf16(request.weight_dtype, "weight"); !status.ok()) return status;
-  if (request.d_hidden) {
-    if (Status status = bf16(request.grad_dtype, "d_hidden"); !status.ok()) return status;
+  const DType dtype = request.input_dtype;
+  if (dtype != DType::kBF16 && dtype != DType::kF16) {
+    return {kHeadBadDtype, "hidden is " + std::string(name_of(dtype)) +
+                               "; accepted by the fused head on a GPU: bf16, f16"};
   }
-  if (request.d_weight && request.d_weight_dtype != DType::kBF16 &&
-      request.d_weight_dtype != DType::kF32) {
-    return {kHeadBadDtype, "d_weight is " + std::string(name_of(request.d_weight_dtype)) +
-                               "; accepted by the fused head on a GPU: f32, bf16"};
+  const auto same = [&](DType other, std::string_view field) -> Status {
+    if (other == dtype) return kHeadOk;
+    return {kHeadBadDtype, std::string(field) + " is " + std::string(name_of(other)) +
+                               "; accepted by the fused head on a GPU: hidden's, " +
+                               std::string(name_of(dtype))};
+  };
+  if (Status status = same(request.weight_dtype, "weight"); !status.ok()) return status;
+  if (request.d_hidden) {
+    if (Status status = same(request.grad_dtype, "d_hidden"); !status.ok()) return status;
+  }
+  if (request.d_weight && request.d_weight_dtype != DType::kF32) {
+    if (Status status = same(request.d_weight_dtype, "d_weight, which is not f32,"); !status.ok())
+      return status;
   }
   if (shape.d_model == 0 || shape.d_model % 8 != 0) {
     return {kHeadShapeMismatch, "d_model is " + describe(shape.d_model) +
@@ -138,44 +145,54 @@ Status check_taken(const Shape& shape, const HeadConfig& config, const Request& 
 }
 
 // Parts of rows: each has its own product for the logits.
-int64_t n_parts(const LinearLayout& layout, int64_t n_tok) {
+int n_parts(const LinearLayout& layout, int64_t n_tok) {
   int64_t parts = 0;
-  for (int64_t first = 0; first < n_tok;) {
-    const RowGroup group = layout.group_at(first, n_tok);
-    parts += divide_up(group.rows, group.part);
-    first += group.rows;
-  }
-  return parts;
+  layout.for_each_group(
+      n_tok, [&](int64_t, const RowGroup& group) { parts += divide_up(group.rows, group.part); });
+  return static_cast<int>(parts);
+}
+
+// A sequence's slope needs all its rows: the logits of several parts are made twice.
+bool makes_logits_twice(const ScaledExponentials& state) {
+  return state.n_sequence_terms > 0 && (state.request.d_hidden || state.request.d_weight) &&
+         n_parts(state.layout, state.shape.n_tok) > 1;
 }
 
 double operations_of(const ScaledExponentials& state) {
-  const double product = 2.0 * static_cast<double>(state.shape.n_tok) *
-                         static_cast<double>(state.shape.d_model) *
-                         static_cast<double>(state.shape.vocab);
+  const double row =
+      2.0 * static_cast<double>(state.shape.d_model) * static_cast<double>(state.shape.vocab);
   const int products = 1 + (state.request.d_hidden ? 1 : 0) + (state.request.d_weight ? 1 : 0) +
-                       (state.mode == "chunk" ? 0 : 1);
-  return product * products;
+                       (makes_logits_twice(state) ? 1 : 0);
+  return row * (products * static_cast<double>(state.shape.n_tok) +
+                static_cast<double>(state.layout.recomputed));
+}
+
+// Of d_weight by strips: see add_strips.
+int launches_of_strips(const LinearLayout& layout, int64_t n, bool rounds) {
+  const auto slabs = [&](int64_t rows) { return static_cast<int>(divide_up(rows, layout.slab)); };
+  const int scales = layout.slab >= n ? 0 : 1;
+  const int range = slabs(layout.recomputed) * (3 + scales) +
+                    slabs(n - layout.recomputed) * (1 + scales) + (rounds ? 2 : 0);
+  return layout.n_ranges * range + (scales == 0 ? 1 : 0) + (rounds ? 0 : 1);
 }
 
 int launches_of(const ScaledExponentials& state) {
   const LinearLayout& layout = state.layout;
   const Request& request = state.request;
   const int64_t n = state.shape.n_tok;
-  const auto parts = static_cast<int>(n_parts(layout, n));
-  int launches = 2 + (n > 0 ? 1 : 0);  // census, scalars, columns
-  if (layout.strip > 0) {
-    const auto strips = static_cast<int>(divide_up(state.shape.vocab, layout.strip));
-    return launches + 2 * parts + strips * (5 + (request.d_hidden ? 1 : 0)) +
-           (request.d_hidden ? 1 : 0);
-  }
+  const int parts = n_parts(layout, n);
+  int launches = 2 + (n > 0 ? 1 : 0);         // census, scalars, columns
+  if (request.d_weight && n > 0) ++launches;  // chains
   launches += parts * (2 + (request.d_hidden ? 2 : 0));
-  if (request.d_weight) {
-    launches += static_cast<int>(layout.n_groups(n)) +
+  if (request.d_weight && layout.strips) {
+    launches += launches_of_strips(layout, n, state.rounds());
+  } else if (request.d_weight) {
+    launches += static_cast<int>(n_groups(layout, n)) +
                 (layout.lodged.rows > 0 ? layout.n_ranges - 1 : 0) + (n > 0 ? 1 : 0) +
                 (state.rounds() ? 1 : 0);  // its rounding, or the reset of its label slots
   }
   if (state.filters()) {
-    launches += 3 * parts + (request.d_weight ? static_cast<int>(layout.n_groups(n)) : 0) +
+    launches += 3 * parts + (request.d_weight ? static_cast<int>(n_groups(layout, n)) : 0) +
                 (request.d_weight && layout.lodged.rows > 0 ? layout.n_ranges - 1 : 0);
   }
   if (state.n_sequence_terms > 0 && n > 0) {
@@ -211,21 +228,19 @@ Result<LinearState> plan_scaled_exponentials(const Shape& shape, const HeadConfi
   state->config = config;
   state->request = request;
   for (const LossTerm& term : config.terms) state->n_sequence_terms += is_sequence(term) ? 1 : 0;
-  LinearLayout& layout = state->layout;
-  layout.n_tiles = static_cast<int>(divide_up(shape.vocab, LogitsTile::kN));
   if (Status status = choose_layout(*state, options); !status.ok()) return status;
-  state->chunk = layout.longest_group();
-  state->n_chunks = layout.n_groups(shape.n_tok);
+  const LinearLayout& layout = state->layout;
+  state->chunk = layout.strips ? std::min(layout.slab, shape.n_tok) : layout.longest_group();
+  state->n_chunks = layout.strips ? divide_up(layout.recomputed, layout.slab) +
+                                        divide_up(shape.n_tok - layout.recomputed, layout.slab)
+                                  : n_groups(layout, shape.n_tok);
   state->lodged_rows = layout.lodged.rows;
   WorkspaceSlices slices(nullptr, &state->bookings);
   HeadParams p;
   LinearParams r;
   take_workspace(*state, slices, p, r);
   state->workspace_bytes = slices.used();
-  const bool gradients = request.d_hidden || request.d_weight;
-  const bool two_pass =
-      state->n_sequence_terms > 0 && gradients && n_parts(layout, shape.n_tok) > 1;
-  state->mode = layout.strip > 0 ? "strip" : two_pass ? "chunk_two_pass" : "chunk";
+  state->mode = layout.strips ? "strip" : makes_logits_twice(*state) ? "chunk_two_pass" : "chunk";
   state->operations = operations_of(*state);
   state->launches = launches_of(*state);
   return LinearState(std::move(state));

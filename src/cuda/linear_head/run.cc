@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,11 +33,13 @@ Status check_linear_inputs(const Shape& shape, const HeadConfig& config, const R
                            const Inputs& inputs, const Outputs& outputs) {
   const int64_t n = shape.n_tok, d = shape.d_model, v = shape.vocab;
   if (n > 0) {
-    if (Status status = check_operand("hidden", inputs.hidden, DType::kBF16, n, d); !status.ok())
-      return status;
+    Status status = check_operand("hidden", inputs.hidden, request.input_dtype, n, d);
+    if (!status.ok()) return status;
   }
-  if (Status status = check_operand("weight", inputs.weight, DType::kBF16, v, d); !status.ok())
+  if (Status status = check_operand("weight", inputs.weight, request.weight_dtype, v, d);
+      !status.ok()) {
     return status;
+  }
   if (Status status = check_row_inputs(shape, config, request, inputs, outputs); !status.ok())
     return status;
   if (outputs.entropy || !outputs.argmax.empty() || !outputs.correct.empty()) {
@@ -47,7 +50,7 @@ Status check_linear_inputs(const Shape& shape, const HeadConfig& config, const R
             std::string(kChunkedProducts)};
   }
   if (request.d_hidden && n > 0) {
-    Status status = check_operand("d_hidden", outputs.d_hidden, DType::kBF16, n, d);
+    Status status = check_operand("d_hidden", outputs.d_hidden, request.grad_dtype, n, d);
     if (!status.ok()) return status;
   }
   if (request.d_weight) {
@@ -55,6 +58,24 @@ Status check_linear_inputs(const Shape& shape, const HeadConfig& config, const R
     if (!status.ok()) return status;
   }
   return kHeadOk;
+}
+
+// d_weight's product takes softmax_scale * hidden in hidden's type. A row's softmax_scale is P over
+// the sum of its exponentials; in f16, that sum is at least 2^8 (row_kernels.cuh) and P of the
+// order of upstream * weight / divisor. The power of two that brings the largest of those between
+// 2^8 and 2^9 leaves scaled rows no larger than hidden times what else a term multiplies; at the
+// largest sum that is kept as it is, 2^20, they are 2^-12 of that, and f16's smallest step 2^-12 of
+// them.
+float weight_unit(DType dtype, const HeadParams& p) {
+  if (dtype != DType::kF16) return 1;
+  double largest = 0;
+  for (int t = 0; t < p.n_terms; ++t) {
+    const TermParams& term = p.terms[t];
+    const double divisor = term.divisor > 0 ? term.divisor : static_cast<double>(p.n_tok);
+    largest = std::max(largest, std::abs(p.upstream * term.weight) / divisor);
+  }
+  if (largest == 0) return 1;
+  return static_cast<float>(std::ldexp(1.0, std::clamp(8 - std::ilogb(largest), -100, 100)));
 }
 
 }  // namespace
@@ -79,6 +100,8 @@ Status ScaledExponentials::run(CUstream_st* stream, const Inputs& inputs, const 
   r.hidden_stride = inputs.hidden.row_stride;
   r.weight = inputs.weight.data;
   r.weight_stride = inputs.weight.row_stride;
+  r.dtype = state.request.input_dtype;
+  r.unit = weight_unit(r.dtype, p);
   r.accumulate = outputs.accumulate;
   if (state.request.d_hidden) {
     r.d_hidden = outputs.d_hidden.data;
@@ -88,7 +111,7 @@ Status ScaledExponentials::run(CUstream_st* stream, const Inputs& inputs, const 
     // What d_weight holds is wanted, or it has gaps that are not the library's.
     const bool apart = r.accumulate || outputs.d_weight.row_stride != r.d_model;
     if (r.layout.lodged.rows > 0 && apart) {
-      if (r.layout.chunk.rows == 0) {
+      if (r.layout.strips || r.layout.chunk.rows == 0) {
         return {kHeadShapeMismatch,
                 "d_weight is " + std::string(r.accumulate ? "accumulated" : "not contiguous") +
                     "; this plan keeps exponentials in its memory, which takes a contiguous "

@@ -13,8 +13,8 @@ struct ScaledExponentials final : CudaLinearHeadPlan::State {
   double filter_tolerance = 0;
 
   bool filters() const { return filter_tolerance > 0; }
-  // d_weight is rounded to bf16 once it is summed.
-  bool rounds() const { return request.d_weight && request.d_weight_dtype == DType::kBF16; }
+  // d_weight is rounded to 16 bits once it is summed.
+  bool rounds() const { return request.d_weight && request.d_weight_dtype != DType::kF32; }
 
   Status prepare() const override { return kHeadOk; }
   Status run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
@@ -25,6 +25,8 @@ struct ScaledExponentials final : CudaLinearHeadPlan::State {
 // Hands out the workspace; the one walk of the plan and the run.
 void take_workspace(const ScaledExponentials& state, WorkspaceSlices& slices, HeadParams& p,
                     LinearParams& r);
+
+int64_t n_groups(const LinearLayout& layout, int64_t n_tok);
 
 // How the rows and the vocabulary are cut, within the budget. Errors: 587.
 Status choose_layout(ScaledExponentials& state, const CudaLinearHeadOptions& options);

@@ -5,6 +5,11 @@
 
 namespace ullage::cuda {
 
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Clusters of 2 on the multiprocessors of an H200.
+inline constexpr int kResidentClusters = 66;
+
 // Which dimension of an operand is contiguous in memory.
 enum class Major { kK, kMN };
 

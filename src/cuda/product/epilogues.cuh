@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "cuda/product/blocked_matrix.h"
 #include "cuda/product/fragment.cuh"
@@ -13,16 +14,20 @@
 namespace ullage::cuda::sm90 {
 
 // C[slice][m][n] float32: stored, or continued from what C holds (one chain of additions over
-// successive calls).
-template <class Tile>
+// successive calls). f16 products are of operands times `unit`, a power of two: the chain runs at
+// that scale, C holds it divided by it.
+template <class Tile, class T>
 struct ChainF32 {
   static_assert(Tile::kConsumers == Consumers::kTogether);
+  using Operand = T;
+  static constexpr bool kScaled = std::is_same_v<T, __half>;
   struct Params {
     CUtensorMap c_map;  // f32 [k_slices][m][n], boxes of 64 rows by 32 columns, 128-byte swizzle
     float* c;           // the same
     int64_t row_stride, slice_stride;
     int m, n;
     bool accumulate;
+    float unit;
   };
 
   // The old values of 32 columns, from the column 8 * first_block of the tile on.
@@ -40,6 +45,7 @@ struct ChainF32 {
         float2 old = {0, 0};
         if (row < p.m && lane_column + 8 * j < p.n)
           old = *reinterpret_cast<const float2*>(c + 8 * j);
+        if (kScaled) old = {old.x * p.unit, old.y * p.unit};
         acc[0][4 * j + 2 * pair] = old.x;
         acc[0][4 * j + 2 * pair + 1] = old.y;
       }
@@ -79,6 +85,7 @@ struct ChainF32 {
     const bool loads = more && p.accumulate;
     const int warpgroup_barrier = 4 + first_row / 64;
     const bool odd = (thread / 4) & 1;
+    const float inverse_unit = kScaled ? 1 / p.unit : 1.0f;
 #pragma unroll
     for (int box = 0; box < Tile::kN / 32; ++box) {
       uint8_t* const buffer = staging + (box & 1) * 8192;
@@ -95,6 +102,7 @@ struct ChainF32 {
                     odd_at = 4 * (4 * box + (j ^ 2)) + 2 * pair;
           blocks[j] = {odd ? acc[0][odd_at] : acc[0][even_at],
                        odd ? acc[0][odd_at + 1] : acc[0][even_at + 1]};
+          if (kScaled) blocks[j] = {blocks[j].x * inverse_unit, blocks[j].y * inverse_unit};
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -118,16 +126,17 @@ struct ChainF32 {
   }
 };
 
-// C[m][n] rounded once to bf16, but for rows that are not finished yet: those go to a float32
-// buffer.
-template <class Tile>
+// C[m][n] rounded once to T, but for rows that are not finished yet: those go to a float32 buffer.
+template <class Tile, class T>
 struct RoundOnce {
   static_assert(Tile::kConsumers == Consumers::kTogether);
+  using Operand = T;
   struct Params {
-    CUtensorMap c_map;  // bf16 [m][n], boxes of 64 rows by 64 columns, 128-byte swizzle
+    CUtensorMap c_map;  // T [m][n], boxes of 64 rows by 64 columns, 128-byte swizzle
     const int* slots;   // [m]: an unfinished row's place in `unfinished`, or -1
     float* unfinished;  // f32 [..][n]
     int m, n;           // n a multiple of 8
+    float unit;         // as in ChainF32
   };
 
   static __device__ __forceinline__ bool begin(const Params&, const TilePosition&,
@@ -143,6 +152,11 @@ struct RoundOnce {
                                              int first_row, int thread, uint8_t* staging) {
     const int warpgroup_barrier = 4 + first_row / 64;
     const int lane_column = 2 * (thread % 4);
+    if constexpr (std::is_same_v<T, __half>) {
+      const float inverse_unit = 1 / p.unit;
+#pragma unroll
+      for (int i = 0; i < Tile::kN / 2; ++i) acc[0][i] *= inverse_unit;
+    }
     int slots[2];
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
@@ -161,7 +175,7 @@ struct RoundOnce {
         for (int j = 0; j < 8; ++j) {
           const int i = 4 * (8 * box + j) + 2 * pair;
           *reinterpret_cast<uint32_t*>(buffer + row * 128 + (j ^ (row & 7)) * 16 +
-                                       2 * lane_column) = pack_bf16(acc[0][i], acc[0][i + 1]);
+                                       2 * lane_column) = pack<T>(acc[0][i], acc[0][i + 1]);
         }
         if (slots[pair] >= 0) {
           float* const to = p.unfinished + int64_t{slots[pair]} * p.n + at.n + lane_column;
@@ -184,18 +198,35 @@ struct RoundOnce {
   }
 };
 
-// The logits of a tile, reduced where they are born: with a = scale * z, stores E = bf16(e^(a - c))
-// and each row's sum. The shift c is 0 where the row's sum over the tile then lies within e^-40 ...
-// e^40 (bf16 keeps its full relative precision for all that matters, and the products that read E
-// stay finite), else the multiple of 32 nearest the row's maximum. So almost every tile of almost
-// every model needs no maximum, and E no rescaling. a - c is exact: a large common offset costs the
-// loss nothing. The label's column is stored as 0: its gradient q_y P - L is formed in float32 from
-// the exact logit and added apart, where it cannot cancel.
+// The logits of a tile, reduced where they are born: with a = scale * z, stores E = T(e^(a - c))
+// and each row's sum. The shift c is 0 where the row's sum over the tile lies in T's comfortable
+// range then, so that almost every tile of almost every model needs no maximum and E no rescaling;
+// else the multiple of kStep that brings the row's largest near e^kTop. a - c is exact: a large
+// common offset costs the loss nothing. The label's column is stored as 0: its gradient q_y P - L
+// is formed in float32 from the exact logit and added apart, where it cannot cancel.
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr int kNoLabel = -1, kIgnoredRow = -2;
 
-template <class Tile>
+// bf16 keeps its full relative precision for all that matters between sums of e^-40 and e^40, and
+// the products that read E stay finite.
+template <class T>
+struct ExponentialRange {
+  static constexpr float kSmallest = 4.3e-18f, kLargest = 2.3e17f;  // e^-40, e^40
+  static constexpr float kStep = 32, kTop = 0;
+};
+// f16 is finite below 2^16 and off by 2^-25 below 2^-14: no exponential exceeds 2^15 (sums are no
+// less than their largest) or e^(6 + 4) = 2^14.5; what a tile of 192 columns loses stays below
+// 192 * 2^-25 of a sum of at least 2^-6, 2^-11.4, and of e^2 where there is a shift.
+template <>
+struct ExponentialRange<__half> {
+  static constexpr float kSmallest = 0x1p-6f, kLargest = 0x1p15f;
+  static constexpr float kStep = 8, kTop = 6;
+};
+
+template <class Tile, class T>
 struct ScaledExponentials {
+  using Operand = T;
+  using Range = ExponentialRange<T>;
   struct Params {
     BlockedMatrix e;     // columns from vocab to the end of the last block are written as zeros
     bool store_e;        // else statistics alone
@@ -207,7 +238,6 @@ struct ScaledExponentials {
     int first_column;  // of the vocabulary: where this call's columns start
     float scale;
   };
-  static constexpr float kLargest = 2.3e17f, kSmallest = 4.3e-18f;  // e^40, e^-40
 
   static __device__ __forceinline__ bool begin(const Params&, const TilePosition&,
                                                float (&)[Tile::kHalves][Tile::kN / 2], int, int) {
@@ -224,7 +254,7 @@ struct ScaledExponentials {
   static __device__ __noinline__ float settle_shift(float top, float scale) {
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)) * scale;
-    return top == -INFINITY ? 0.f : 32.f * rintf(top * (1.f / 32.f));
+    return top == -INFINITY ? 0.f : Range::kStep * rintf((top - Range::kTop) / Range::kStep);
   }
 
   static __device__ __forceinline__ bool end(const Params& p, const TilePosition& at, bool,
@@ -236,8 +266,7 @@ struct ScaledExponentials {
     const float scale_log2 = p.scale * kLog2E;
     // A tile lies within one range.
     const int first_block = at.n / kBlockColumns, blocks = p.e.n_blocks - first_block;
-    __nv_bfloat16* const tile =
-        p.store_e ? static_cast<__nv_bfloat16*>(p.e.block(first_block)) : nullptr;
+    T* const tile = p.store_e ? static_cast<T*>(p.e.block(first_block)) : nullptr;
     if (at.n + Tile::kN > p.vocab) {
 #pragma unroll
       for (int j = 0; j < Tile::kN / 8; ++j) {
@@ -278,11 +307,11 @@ struct ScaledExponentials {
           const float e1 = ptx::exp2_approx(acc[half][4 * j + 2 * pair + 1] * scale_log2);
           sum0 += e0;
           sum1 += e1;
-          words[j] = pack_bf16(e0, e1);
+          words[j] = pack<T>(e0, e1);
         }
         float sum = quad_sum(sum0 + sum1);
         // Written so that NaN takes the long way.
-        const bool plain = sum >= kSmallest && sum <= kLargest;
+        const bool plain = sum >= Range::kSmallest && sum <= Range::kLargest;
         if (__builtin_expect(__any_sync(0xffffffffu, inside && (label_here || !plain || !counted)),
                              false)) {
           // Not the same value to the compiler, which would keep every exponential for this rare
@@ -322,14 +351,14 @@ struct ScaledExponentials {
                 e[1] = 0;
               }
             }
-            words[j] = counted ? pack_bf16(e[0], e[1]) : 0;
+            words[j] = counted ? pack<T>(e[0], e[1]) : 0;
           }
           sum = quad_sum(sum0 + sum1);
         }
         if (inside && thread % 4 == 0)
           p.partial[int64_t{row} * p.n_tiles + at.n / Tile::kN] = {shift, sum};
         if (!p.store_e) continue;
-        __nv_bfloat16* out = tile + (row + p.e_row) * int64_t{kBlockColumns} + 8 * (thread % 4);
+        T* out = tile + (row + p.e_row) * int64_t{kBlockColumns} + 8 * (thread % 4);
 #pragma unroll
         for (int j = 0; j < Tile::kN / 8; j += 4) {
           const uint4 words8 =

@@ -90,18 +90,18 @@ __device__ __forceinline__ int block_of(const TilePosition& at, const BlockLists
   return at.entries[index / lists.span] * lists.span + index % lists.span;
 }
 
-template <Major kA, Major kB>
+template <class T, Major kA, Major kB>
 __device__ __forceinline__ void multiply_step(float (&d)[96], uint64_t a, uint64_t b, int keep) {
-  wgmma_m64n192k16<kA == Major::kMN, kB == Major::kMN>(d, a, b, keep);
+  wgmma_m64n192k16<T, kA == Major::kMN, kB == Major::kMN>(d, a, b, keep);
 }
 
-template <Major kA, Major kB>
+template <class T, Major kA, Major kB>
 __device__ __forceinline__ void multiply_step(float (&d)[128], uint64_t a, uint64_t b, int keep) {
-  wgmma_m64n256k16<kA == Major::kMN, kB == Major::kMN>(d, a, b, keep);
+  wgmma_m64n256k16<T, kA == Major::kMN, kB == Major::kMN>(d, a, b, keep);
 }
 
 // acc[64 kHalves][kN] += one 64-deep block: four k16 steps, the two 64-row halves in turn.
-template <class Tile, Major kA, Major kB>
+template <class Tile, class T, Major kA, Major kB>
 __device__ __forceinline__ void multiply_block(float (&acc)[Tile::kHalves][Tile::kN / 2],
                                                const uint8_t* a, const uint8_t* b, int keep) {
 #pragma unroll
@@ -115,7 +115,7 @@ __device__ __forceinline__ void multiply_block(float (&acc)[Tile::kHalves][Tile:
       const uint64_t a_descriptor = kA == Major::kK
                                         ? tile_descriptor(a_half + step * 32, 16, 1024)
                                         : tile_descriptor(a_half + step * 2048, 8192, 1024);
-      multiply_step<kA, kB>(acc[half], a_descriptor, b_descriptor, step == 0 ? keep : 1);
+      multiply_step<T, kA, kB>(acc[half], a_descriptor, b_descriptor, step == 0 ? keep : 1);
     }
   }
 }
@@ -125,7 +125,7 @@ __device__ __forceinline__ void load_block(uint8_t* to, const ProductOperands& o
                                            int row, uint32_t barrier, uint16_t mask) {
   const BlockedMatrix& blocks = operands.blocks;
   const int range = blocks.range_of(block);
-  const int in_range = block + blocks.missing_blocks - range * blocks.range_blocks;
+  const int in_range = block - range * blocks.range_blocks;
   const bool last = range == blocks.n_ranges - 1;
   tensor_load_multicast(to, last ? &operands.a_last : &operands.a, 0, operands.first_row + row,
                         in_range, last ? 0 : range, barrier, mask);
@@ -133,8 +133,9 @@ __device__ __forceinline__ void load_block(uint8_t* to, const ProductOperands& o
 
 // Launched in clusters of Tile::kCluster blocks.
 //
-// An epilogue is a struct with Params and static functions of the parameters, a tile's position,
-// its accumulators, the warpgroup's first row within the tile and the thread:
+// An epilogue is a struct with Operand, the 16-bit type of A and B, Params and static functions of
+// the parameters, a tile's position, its accumulators, the warpgroup's first row within the tile
+// and the thread:
 //   bool begin      fills acc with C's old values (true) or leaves it (false: start at zero)
 //   void prefetch   may ask for the old values of the next tile
 //   bool end        stores the tile, by way of this warpgroup's Tile::kStagingBytes; may also begin
@@ -286,8 +287,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       // wrote makes the assembler wait after every product (C7515).
       ptx::barrier_wait(full + 8 * stage, parity);
       wgmma_fence();
-      multiply_block<Tile, kA, kB>(acc, my_a_tiles + stage * Tile::kAStageBytes,
-                                   b_tiles + stage * Tile::kBStageBytes, keep);
+      multiply_block<Tile, typename Epilogue::Operand, kA, kB>(
+          acc, my_a_tiles + stage * Tile::kAStageBytes, b_tiles + stage * Tile::kBStageBytes, keep);
       wgmma_commit();
       if (more) Epilogue::prefetch(params, next, first_row, thread);
       int previous = stage;
@@ -295,8 +296,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       for (int block = 1; block < at.n_blocks; ++block) {
         ptx::barrier_wait(full + 8 * stage, parity);
         wgmma_fence();
-        multiply_block<Tile, kA, kB>(acc, my_a_tiles + stage * Tile::kAStageBytes,
-                                     b_tiles + stage * Tile::kBStageBytes, 1);
+        multiply_block<Tile, typename Epilogue::Operand, kA, kB>(
+            acc, my_a_tiles + stage * Tile::kAStageBytes, b_tiles + stage * Tile::kBStageBytes, 1);
         wgmma_commit();
         wgmma_wait<1>();
         if (sender) barrier_arrive_remote(empty + 8 * previous, thread);

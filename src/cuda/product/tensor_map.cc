@@ -45,26 +45,26 @@ bool encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, const v
 
 }  // namespace
 
-bool encode_bf16_map(CUtensorMap* map, const void* data, int64_t rows, int64_t cols,
-                     int64_t row_stride, int box_cols, int box_rows) {
+bool encode_map(CUtensorMap* map, const void* data, int64_t rows, int64_t cols, int64_t row_stride,
+                int box_cols, int box_rows) {
   return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, {cols, rows}, {row_stride * 2},
                 {box_cols, box_rows});
 }
 
-bool encode_bf16_block_map(CUtensorMap* map, const void* data, int64_t ranges, int64_t blocks,
-                           int64_t rows, int64_t range_stride) {
+bool encode_block_map(CUtensorMap* map, const void* data, int64_t ranges, int64_t blocks,
+                      int64_t rows, int64_t range_stride) {
   return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, data, {64, rows, blocks, ranges},
                 {128, rows * 128, range_stride * 2}, {64, 64, 1, 1});
 }
 
-bool encode_bf16_store_map(CUtensorMap* map, void* data, int64_t rows, int64_t cols,
-                           int64_t row_stride) {
+bool encode_store_map(CUtensorMap* map, void* data, int64_t rows, int64_t cols,
+                      int64_t row_stride) {
   return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, data, {cols, rows, 1},
                 {row_stride * 2, rows * row_stride * 2}, {64, 64, 1});
 }
 
-bool encode_f32_store_map(CUtensorMap* map, float* data, int64_t slices, int64_t rows, int64_t cols,
-                          int64_t row_stride) {
+bool encode_sum_map(CUtensorMap* map, float* data, int64_t slices, int64_t rows, int64_t cols,
+                    int64_t row_stride) {
   return encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, data, {cols, rows, slices},
                 {row_stride * 4, rows * row_stride * 4}, {32, 64, 1});
 }

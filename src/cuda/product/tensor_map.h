@@ -8,23 +8,23 @@
 
 namespace ullage::cuda {
 
-// A [rows][cols] bf16 matrix, columns adjacent, row_stride a multiple of 8, 16-byte aligned; the
-// box one copy brings.
-bool encode_bf16_map(CUtensorMap* map, const void* data, int64_t rows, int64_t cols,
-                     int64_t row_stride, int box_cols, int box_rows);
+// A [rows][cols] matrix of 16-bit numbers, columns adjacent, row_stride a multiple of 8, 16-byte
+// aligned; the box one copy brings.
+bool encode_map(CUtensorMap* map, const void* data, int64_t rows, int64_t cols, int64_t row_stride,
+                int box_cols, int box_rows);
 
-// bf16 [ranges][blocks][rows][64], blocks of adjacent rows, ranges range_stride elements apart (a
-// multiple of 8), 16-byte aligned; a copy brings 64 rows of a block.
-bool encode_bf16_block_map(CUtensorMap* map, const void* data, int64_t ranges, int64_t blocks,
-                           int64_t rows, int64_t range_stride);
+// The same as [ranges][blocks][rows][64], blocks of adjacent rows, ranges range_stride elements
+// apart (a multiple of 8), 16-byte aligned; a copy brings 64 rows of a block.
+bool encode_block_map(CUtensorMap* map, const void* data, int64_t ranges, int64_t blocks,
+                      int64_t rows, int64_t range_stride);
 
 // An f32 [slices][rows][cols] tensor, slices adjacent, row_stride a multiple of 4, 16-byte aligned;
 // a copy stores 64 rows of 32 columns.
-bool encode_f32_store_map(CUtensorMap* map, float* data, int64_t slices, int64_t rows, int64_t cols,
-                          int64_t row_stride);
+bool encode_sum_map(CUtensorMap* map, float* data, int64_t slices, int64_t rows, int64_t cols,
+                    int64_t row_stride);
 
-// The same of one bf16 matrix, row_stride a multiple of 8; a copy stores 64 rows of 64 columns.
-bool encode_bf16_store_map(CUtensorMap* map, void* data, int64_t rows, int64_t cols,
-                           int64_t row_stride);
+// The same of one matrix of 16-bit numbers, row_stride a multiple of 8; a copy stores 64 rows of 64
+// columns.
+bool encode_store_map(CUtensorMap* map, void* data, int64_t rows, int64_t cols, int64_t row_stride);
 
 }  // namespace ullage::cuda

@@ -1,0 +1,7 @@
+#include "cuda/linear_head/orders.cuh"
+
+namespace ullage::lossk::cuda {
+
+template Status launch_order<__nv_bfloat16>(HeadParams, const LinearParams&, cudaStream_t);
+
+}  // namespace ullage::lossk::cuda
