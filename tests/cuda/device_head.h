@@ -26,6 +26,7 @@ struct DeviceOptions {
   bool in_place = false;
   bool accumulate = false;  // over a gradient of halves
   bool row_outputs = true;
+  bool statistics = false;             // of a shard: shift, log_sum and label_log_prob alone
   int64_t first_row = 0, n_rows = -1;  // -1: all
   Placement logits = {}, teacher = {}, gradient_at = {};
 };
@@ -35,6 +36,7 @@ struct DeviceResult {
   std::string kernel;
   int64_t n_valid = 0;
   std::vector<double> terms, total, token_loss, lse, label_log_prob, entropy, gradient;
+  std::vector<double> shift, log_sum;
   std::vector<int64_t> argmax;
   std::vector<uint8_t> correct;
   std::vector<lossk::PolicyMetrics> policy_metrics;
@@ -147,8 +149,10 @@ class DeviceInputs {
 };
 
 inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
-                                  const reference::HeadInputs& in, const DeviceOptions& options) {
+                                  const reference::HeadInputs& in, DeviceOptions options) {
   DeviceResult result;
+  const bool shard = given_config.options.group_vocab > 0;
+  options.gradient &= !options.statistics;
   lossk::HeadConfig config = given_config;
   for (lossk::Teacher& teacher : config.teachers) teacher.dtype = options.dtype;
   const int64_t first = options.first_row, vocab = in.shape.vocab;
@@ -156,8 +160,8 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
   const lossk::Request request = {.input_dtype = options.dtype,
                                   .grad_dtype = options.dtype,
                                   .d_logits = options.gradient,
-                                  .entropy = true,
-                                  .policy_metrics = true};
+                                  .entropy = !shard,
+                                  .policy_metrics = !shard};
   const auto plan = lossk::cuda::plan_with_tuning({n, 0, vocab}, config, request,
                                                   {.kernel = options.kernel}, options.tuning);
   result.planned = plan.status();
@@ -193,6 +197,9 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
   inputs.segments = held.ids(in.segments, first);
   inputs.n_segments = in.n_segments;
   inputs.pairs = held.ids(in.pairs, 0);
+  inputs.group_shift = held.floats(in.group_shift, first);
+  inputs.group_log_sum = held.floats(in.group_log_sum, first);
+  inputs.group_label_log_prob = held.floats(in.group_label_log_prob, first);
   inputs.upstream = in.upstream;
   inputs.upstream_rows = held.floats(in.upstream_rows, first);
   for (size_t t = 0; t < config.teachers.size(); ++t) {
@@ -208,18 +215,24 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
   DeviceMemory terms(n_terms * 8), total(8), n_valid(8),
       metrics(n_terms * sizeof(lossk::PolicyMetrics));
   DeviceMemory token_loss(rows * 4), lse(rows * 4), log_prob(rows * 4), entropy(rows * 4);
-  DeviceMemory argmax(rows * 8), correct(rows);
+  DeviceMemory argmax(rows * 8), correct(rows), shift(rows * 4), log_sum(rows * 4);
   const auto vector = [&](const DeviceMemory& memory) {
     return MutableVectorView{memory.data(), DType::kF32, n, 1};
   };
   lossk::Outputs outputs;
-  outputs.terms = {terms.data<double>(), n_terms};
-  outputs.total = total.data<double>();
   outputs.n_valid = n_valid.data<int64_t>();
+  if (!options.statistics) {
+    outputs.terms = {terms.data<double>(), n_terms};
+    outputs.total = total.data<double>();
+    if (options.row_outputs) outputs.token_loss = vector(token_loss);
+  }
   if (options.row_outputs) {
-    outputs.token_loss = vector(token_loss);
     outputs.lse = vector(lse);
+    outputs.shift = vector(shift);
+    outputs.log_sum = vector(log_sum);
     if (!in.labels.empty()) outputs.label_log_prob = vector(log_prob);
+  }
+  if (options.row_outputs && !shard) {
     outputs.entropy = vector(entropy);
     outputs.argmax = {argmax.data<int64_t>(), rows};
     if (!in.labels.empty()) outputs.correct = {correct.data<uint8_t>(), rows};
@@ -245,6 +258,8 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
   if (options.row_outputs) {
     result.token_loss = doubles(token_loss);
     result.lse = doubles(lse);
+    result.shift = doubles(shift);
+    result.log_sum = doubles(log_sum);
     result.label_log_prob = doubles(log_prob);
     result.entropy = doubles(entropy);
     result.argmax = argmax.read<int64_t>();

@@ -18,6 +18,7 @@ struct LinearOptions {
   bool d_hidden = true, d_weight = true;  // and with the latter d_bias and the adapter's
   bool accumulate = false;                // over gradients of 0.5
   bool capture = false;                   // the plan's first run, into a CUDA graph
+  bool statistics = false;                // of a shard: shift, log_sum and label_log_prob alone
 };
 
 struct LinearResult {
@@ -25,7 +26,7 @@ struct LinearResult {
   std::string kernel, mode;
   int64_t n_chunks = 0, n_valid = 0, workspace_bytes = 0;
   bool workspace_kept = true;  // nothing beyond the planned bytes was written
-  std::vector<double> terms, total, token_loss, lse, label_log_prob, entropy;
+  std::vector<double> terms, total, token_loss, lse, label_log_prob, entropy, shift, log_sum;
   std::vector<int64_t> argmax;
   std::vector<uint8_t> correct;
   std::vector<lossk::PolicyMetrics> policy_metrics;
@@ -47,8 +48,11 @@ inline void store_linear_inputs(reference::HeadInputs& in, DType dtype) {
 }
 
 inline LinearResult run_linear(const lossk::HeadConfig& given_config,
-                               const reference::HeadInputs& in, const LinearOptions& options) {
+                               const reference::HeadInputs& in, LinearOptions options) {
   LinearResult result;
+  const bool shard = given_config.options.group_vocab > 0;
+  options.d_hidden &= !options.statistics;
+  options.d_weight &= !options.statistics;
   const auto [n, d, v] = in.shape;
   lossk::HeadConfig config = given_config;
   for (lossk::Teacher& teacher : config.teachers) {
@@ -57,7 +61,7 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   const int64_t rank = config.options.adapter_rank;
   const DType d_hidden_dtype =
       options.d_hidden_dtype == DType::kF64 ? options.dtype : options.d_hidden_dtype;
-  const bool chunked = options.kernel == "linear_head_sm80_chunked_products";
+  const bool every_output = options.kernel == "linear_head_sm80_chunked_products" && !shard;
   const lossk::Request request = {.input_dtype = options.dtype,
                                   .weight_dtype = options.dtype,
                                   .grad_dtype = d_hidden_dtype,
@@ -66,8 +70,8 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
                                   .d_weight = options.d_weight,
                                   .d_bias = options.d_weight && config.options.bias,
                                   .d_adapter = options.d_weight && rank > 0,
-                                  .entropy = chunked,
-                                  .policy_metrics = chunked};
+                                  .entropy = every_output,
+                                  .policy_metrics = every_output};
   const auto plan = lossk::plan_cuda_linear(
       in.shape, config, request,
       {.budget_bytes = options.budget_bytes, .chunk = options.chunk, .kernel = options.kernel});
@@ -103,6 +107,9 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   inputs.segments = held.ids(in.segments, 0);
   inputs.n_segments = in.n_segments;
   inputs.pairs = held.ids(in.pairs, 0);
+  inputs.group_shift = held.floats(in.group_shift, 0);
+  inputs.group_log_sum = held.floats(in.group_log_sum, 0);
+  inputs.group_label_log_prob = held.floats(in.group_label_log_prob, 0);
   inputs.upstream = in.upstream;
   inputs.upstream_rows = held.floats(in.upstream_rows, 0);
   for (size_t t = 0; t < config.teachers.size(); ++t) {
@@ -121,18 +128,22 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   const DeviceMemory terms(n_terms * 8), total(8), n_valid(8),
       metrics(n_terms * sizeof(lossk::PolicyMetrics));
   const DeviceMemory token_loss(rows * 4), lse(rows * 4), log_prob(rows * 4), entropy(rows * 4);
-  const DeviceMemory argmax(rows * 8), correct(rows);
+  const DeviceMemory argmax(rows * 8), correct(rows), shift(rows * 4), log_sum(rows * 4);
   const auto vector = [&](const DeviceMemory& memory) {
     return MutableVectorView{memory.data(), DType::kF32, n, 1};
   };
   lossk::Outputs outputs;
-  outputs.terms = {terms.data<double>(), n_terms};
-  outputs.total = total.data<double>();
+  if (!options.statistics) {
+    outputs.terms = {terms.data<double>(), n_terms};
+    outputs.total = total.data<double>();
+    outputs.token_loss = vector(token_loss);
+  }
   outputs.n_valid = n_valid.data<int64_t>();
-  outputs.token_loss = vector(token_loss);
   outputs.lse = vector(lse);
+  outputs.shift = vector(shift);
+  outputs.log_sum = vector(log_sum);
   if (!in.labels.empty()) outputs.label_log_prob = vector(log_prob);
-  if (chunked) {
+  if (every_output) {
     outputs.entropy = vector(entropy);
     outputs.argmax = {argmax.data<int64_t>(), rows};
     if (!in.labels.empty()) outputs.correct = {correct.data<uint8_t>(), rows};
@@ -181,8 +192,10 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   result.n_valid = n_valid.read<int64_t>()[0];
   result.token_loss = doubles(token_loss);
   result.lse = doubles(lse);
+  result.shift = doubles(shift);
+  result.log_sum = doubles(log_sum);
   if (!in.labels.empty()) result.label_log_prob = doubles(log_prob);
-  if (chunked) {
+  if (every_output) {
     result.entropy = doubles(entropy);
     result.argmax = argmax.read<int64_t>();
     if (!in.labels.empty()) result.correct = correct.read<uint8_t>();

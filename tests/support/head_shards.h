@@ -2,9 +2,12 @@
 // together.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <vector>
 
-#include "support/head_plan_case.h"
+#include "reference/head_losses.h"
 #include "ullage/lossk/group.h"
 
 namespace ullage::test {

@@ -125,20 +125,28 @@ __device__ inline float label_log_prob(const HeadParams& p, const RowInputs& in,
   return kLn2 * (fmaf(x, p.log2_scale, -row.reference) - row.log2_sum);
 }
 
+// ln q of a row's label: in a shard, -inf where another has it; in its group. 0 without a label.
+__device__ inline float log_prob_of_shard(const RowInputs& in, const RowSums& sums,
+                                          float log_prob) {
+  const bool nothing = in.label == kLabelOfShard || (in.label >= 0 && sums.sum == 0);
+  return nothing ? minus_infinity<float>() : log_prob;
+}
+__device__ inline float group_log_prob(const HeadParams& p, int64_t row, const RowInputs& in) {
+  return in.label == kNoLabelHere ? 0.0f : float_at(p.group_label_log_prob, row, 0);
+}
+
 // Of a shard, ln q of the row's label: its group's, whose statistics then take the place of the
 // row's own; else that of the shard, -inf where another has the label.
 __device__ inline float place_in_group(const HeadParams& p, int64_t row, const RowInputs& in,
                                        RowSums& sums, float log_prob) {
-  if (p.group_shift.data == nullptr) {
-    return in.label == kLabelOfShard || sums.sum == 0 ? minus_infinity<float>() : log_prob;
-  }
+  if (p.group_shift.data == nullptr) return log_prob_of_shard(in, sums, log_prob);
   sums.max = float_at(p.group_shift, row, 0);
   sums.reference = sums.max * p.log2_scale;
   // The sum makes up for what rounding the reference takes.
   sums.log2_sum = fmaf(float_at(p.group_log_sum, row, 0), kLog2E,
                        fmaf(sums.max, p.log2_scale, -sums.reference));
   sums.sum = exp2f(sums.log2_sum);
-  return float_at(p.group_label_log_prob, row, 0);
+  return group_log_prob(p, row, in);
 }
 
 __device__ inline float divergence_loss(const TermParams& term, const RowSums& row, bool mixed) {

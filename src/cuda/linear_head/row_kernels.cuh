@@ -63,13 +63,13 @@ __device__ inline void settle_row(const BlockedMatrix& e, int64_t row, const Pai
 __device__ inline float place_shifted_in_group(const HeadParams& p, int64_t row,
                                                const RowInputs& in, float shift, RowSums& sums,
                                                float log_prob) {
-  if (p.group_shift.data == nullptr) return place_in_group(p, row, in, sums, log_prob);
+  if (p.group_shift.data == nullptr) return log_prob_of_shard(in, sums, log_prob);
   const float group = float_at(p.group_shift, row, 0), most = group * p.scale;
   const float rest = float_at(p.group_log_sum, row, 0) + fmaf(group, p.scale, -most);
   sums.reference = most * kLog2E;
   sums.log2_sum = rest * kLog2E;
   sums.sum = expf((most - shift) + rest);
-  return float_at(p.group_label_log_prob, row, 0);
+  return group_log_prob(p, row, in);
 }
 
 // The shift and log-sum of such a row, or its group's.
