@@ -186,7 +186,7 @@ TEST_F(CudaHeadGroup, FromLogitsWithinTheWholeHeadsBounds) {
       }
     }
   }
-  const RandomHead large = draw(rng, mixes()[1], 3, 0, 100003, DType::kBF16);
+  const RandomHead large = draw(rng, mixes()[1], 5, 0, 100003, DType::kBF16);
   expect_logits(large, {50000, 50003}, {.dtype = DType::kBF16}, "100003 columns");
 }
 
