@@ -91,6 +91,7 @@ typedef struct ullage_head_inputs {
   double upstream; /* the factor on every gradient: 1 for the gradients of the total */
   ullage_vector upstream_rows;
   ullage_vector group_shift, group_log_sum, group_label_log_prob; /* of a shard: lossk/group.h */
+  ullage_vector group_distance;
 } ullage_head_inputs;
 
 /* lossk::PolicyMetrics. */
@@ -123,6 +124,7 @@ typedef struct ullage_head_outputs {
   int64_t n_policy_metrics;
   int32_t accumulate;           /* not 0: gradients are added to what their buffers hold */
   ullage_vector shift, log_sum; /* lse = logits_scale * shift + log_sum */
+  ullage_vector distance;
 } ullage_head_outputs;
 
 typedef struct ullage_head_plan ullage_head_plan;

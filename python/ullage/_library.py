@@ -64,6 +64,7 @@ class Inputs(ctypes.Structure):
         ("group_shift", Vector),
         ("group_log_sum", Vector),
         ("group_label_log_prob", Vector),
+        ("group_distance", Vector),
     ]
 
 
@@ -90,6 +91,7 @@ class Outputs(ctypes.Structure):
         ("accumulate", c_int32),
         ("shift", Vector),
         ("log_sum", Vector),
+        ("distance", Vector),
     ]
 
 

@@ -31,6 +31,7 @@ _VECTORS = (
     "group_shift",
     "group_log_sum",
     "group_label_log_prob",
+    "group_distance",
 )
 _GRADIENTS = ("d_logits", "d_hidden", "d_weight", "d_bias", "d_adapter_a", "d_adapter_b")
 _ROWS = {
@@ -40,6 +41,7 @@ _ROWS = {
     "entropy": numpy.float32,
     "shift": numpy.float32,
     "log_sum": numpy.float32,
+    "distance": numpy.float32,
     "argmax": numpy.int64,
     "correct": numpy.uint8,
 }
@@ -60,6 +62,7 @@ class HeadResult:
     entropy: Any = None
     shift: Any = None
     log_sum: Any = None
+    distance: Any = None
     argmax: Any = None
     correct: Any = None
     d_logits: Any = None
@@ -125,7 +128,7 @@ class HeadPlan:
 
         inputs: logits, or hidden and weight; labels, and whatever else the terms need, by the names of lossk::Inputs.
         NumPy arrays, tensors on the CPU, or anything that speaks DLPack. outputs: which of token_loss, lse,
-        label_log_prob, entropy, shift, log_sum, argmax and correct to return; gradients are those of the plan's request.
+        label_log_prob, entropy, shift, log_sum, distance, argmax and correct to return; gradients are those of the plan's request.
         out: arrays to write to, by name. Of a shard without its group's statistics the losses are NaN. Raises
         UllageError, with every output untouched.
         """

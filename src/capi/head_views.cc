@@ -140,6 +140,7 @@ Status read_inputs(const ullage_head_inputs& from, lossk::Inputs& inputs) {
   read.vector("group_shift", from.group_shift, inputs.group_shift);
   read.vector("group_log_sum", from.group_log_sum, inputs.group_log_sum);
   read.vector("group_label_log_prob", from.group_label_log_prob, inputs.group_label_log_prob);
+  read.vector("group_distance", from.group_distance, inputs.group_distance);
   return read.status();
 }
 
@@ -170,6 +171,7 @@ Status read_outputs(const ullage_head_outputs& from, lossk::Outputs& outputs) {
   outputs.accumulate = from.accumulate != 0;
   read.vector("shift", from.shift, outputs.shift);
   read.vector("log_sum", from.log_sum, outputs.log_sum);
+  read.vector("distance", from.distance, outputs.distance);
   return read.status();
 }
 

@@ -157,6 +157,7 @@ Status check_row_inputs(const Shape& shape, const Inputs& inputs) {
                  {"group_shift", inputs.group_shift, n},
                  {"group_log_sum", inputs.group_log_sum, n},
                  {"group_label_log_prob", inputs.group_label_log_prob, n},
+                 {"group_distance", inputs.group_distance, n},
                  {"upstream_rows", inputs.upstream_rows, n}};
   for (const auto& [name, view, size] : vectors) {
     if (view) ULLAGE_RETURN_IF_REFUSED(check_vector({name}, view, size));
@@ -353,6 +354,7 @@ Status check_outputs(const Shape& shape, const HeadConfig& config, const Request
   ULLAGE_RETURN_IF_REFUSED(check_row_output({"entropy"}, outputs.entropy, shape.n_tok));
   ULLAGE_RETURN_IF_REFUSED(check_row_output({"shift"}, outputs.shift, shape.n_tok));
   ULLAGE_RETURN_IF_REFUSED(check_row_output({"log_sum"}, outputs.log_sum, shape.n_tok));
+  ULLAGE_RETURN_IF_REFUSED(check_row_output({"distance"}, outputs.distance, shape.n_tok));
   if (outputs.entropy && !request.entropy) return unplanned("entropy", "entropy");
   if (!outputs.policy_metrics.empty() && !request.policy_metrics) {
     return unplanned("policy_metrics", "policy_metrics");
@@ -410,7 +412,7 @@ Status check_inputs(const Shape& shape, const HeadConfig& config, const Request&
   for (const LossTerm& term : config.terms) {
     ULLAGE_RETURN_IF_REFUSED(check_term_inputs(shape, config, term, inputs));
   }
-  ULLAGE_RETURN_IF_REFUSED(check_group_inputs(shape, config.options, inputs, outputs));
+  ULLAGE_RETURN_IF_REFUSED(check_group_inputs(shape, config, inputs, outputs));
   return check_outputs(shape, config, request, inputs, outputs);
 }
 

@@ -31,9 +31,6 @@ Status check_group(const HeadConfig& config) {
     if (term.kind == LossKind::kDistillation) {
       return unsupported(owner, "kind", "distillation", "a loss of labels");
     }
-    if (term.label_smoothing != 0) {
-      return unsupported(owner, "label_smoothing", describe(term.label_smoothing), "0");
-    }
     if (term.logits_scale != 1) {
       return unsupported(owner, "logits_scale", describe(term.logits_scale),
                          "1, or that of the options,");
@@ -57,37 +54,45 @@ Status check_shard(const Shape& shape, const HeadOptions& options, const Request
   return kHeadOk;
 }
 
-Status check_group_inputs(const Shape& shape, const HeadOptions& options, const Inputs& inputs,
+Status check_group_inputs(const Shape& shape, const HeadConfig& config, const Inputs& inputs,
                           const Outputs& outputs) {
-  const std::pair<std::string_view, bool> statistics[] = {
-      {"group_shift", static_cast<bool>(inputs.group_shift)},
-      {"group_log_sum", static_cast<bool>(inputs.group_log_sum)},
-      {"group_label_log_prob", static_cast<bool>(inputs.group_label_log_prob)}};
-  if (options.group_vocab == 0) {
-    for (const auto& [name, given] : statistics) {
-      if (given) {
-        return {kGroupStatistics, std::string(name) +
-                                      " is given, and options.group_vocab is 0; accepted: the "
-                                      "statistics of a group for one of its shards"};
-      }
-    }
-    return kHeadOk;
+  const bool smooths = smooths_labels(config);
+  if (outputs.distance && !smooths) {
+    return {kHeadShapeMismatch,
+            "distance is given, and no term of the plan smooths its labels; "
+            "accepted: none"};
+  }
+  const struct {
+    std::string_view name;
+    bool given, needed;
+  } statistics[] = {{"group_shift", static_cast<bool>(inputs.group_shift), true},
+                    {"group_log_sum", static_cast<bool>(inputs.group_log_sum), true},
+                    // A shard without labels has no log-probability of one.
+                    {"group_label_log_prob", static_cast<bool>(inputs.group_label_log_prob),
+                     static_cast<bool>(inputs.labels)},
+                    {"group_distance", static_cast<bool>(inputs.group_distance), smooths}};
+  bool any = false;
+  for (const auto& each : statistics) any |= each.given;
+  if (config.options.group_vocab == 0) {
+    if (!any) return kHeadOk;
+    return {kGroupStatistics,
+            "group_shift, or another statistic of a group, is given, and "
+            "options.group_vocab is 0; accepted: for a shard of a vocabulary"};
   }
   if (inputs.class_weights) return unsupported("", "class_weights", "given", "none");
   if (!outputs.argmax.empty()) return unsupported("", "argmax", "asked for", "none");
   if (!outputs.correct.empty()) return unsupported("", "correct", "asked for", "none");
 
-  const bool any = inputs.group_shift || inputs.group_log_sum || inputs.group_label_log_prob;
-  const bool needed = !outputs.terms.empty() || outputs.total || outputs.token_loss ||
+  const bool wanted = !outputs.terms.empty() || outputs.total || outputs.token_loss ||
                       outputs.d_logits || outputs.d_hidden || outputs.d_weight || outputs.d_bias ||
                       outputs.d_adapter_a || outputs.d_adapter_b;
-  if (shape.n_tok == 0 || (!any && !needed)) return kHeadOk;
-  for (const auto& [name, given] : statistics) {
-    // A shard that has no label has no log-probability of one either.
-    if (given || (name == "group_label_log_prob" && !inputs.labels)) continue;
+  if (shape.n_tok == 0 || (!any && !wanted)) return kHeadOk;
+  for (const auto& [name, given, needed] : statistics) {
+    if (given || !needed) continue;
     return {kGroupStatistics, std::string(name) +
                                   " is not given; needed for the losses and gradients of a shard. "
-                                  "accepted without: the outputs shift, log_sum, label_log_prob"};
+                                  "accepted without: its own shift, log_sum, label_log_prob, "
+                                  "distance"};
   }
   return kHeadOk;
 }

@@ -28,7 +28,7 @@ Status check_inputs(const Shape& shape, const HeadConfig& config, const Request&
 // the last by itself.
 Status check_group(const HeadConfig& config);
 Status check_shard(const Shape& shape, const HeadOptions& options, const Request& request);
-Status check_group_inputs(const Shape& shape, const HeadOptions& options, const Inputs& inputs,
+Status check_group_inputs(const Shape& shape, const HeadConfig& config, const Inputs& inputs,
                           const Outputs& outputs);
 
 // --- What the fields that are `kAuto` or not given mean. -----------------------------------------
@@ -40,6 +40,18 @@ struct LabelRange {
 constexpr LabelRange label_range(const HeadOptions& options, int64_t vocab) {
   if (options.group_vocab > 0) return {0, options.group_vocab - 1};
   return {options.vocab_offset, options.vocab_offset + (vocab - 1)};
+}
+
+// Columns that share what label smoothing spreads.
+constexpr int64_t whole_vocab(const HeadOptions& options, int64_t vocab) {
+  return options.group_vocab > 0 ? options.group_vocab : vocab;
+}
+
+inline bool smooths_labels(const HeadConfig& config) {
+  for (const LossTerm& term : config.terms) {
+    if (term.kind == LossKind::kCrossEntropy && term.label_smoothing > 0) return true;
+  }
+  return false;
 }
 
 constexpr bool is_policy(LossKind kind) {

@@ -4,6 +4,31 @@
 #include "reference/head_terms.h"
 
 namespace ullage::reference {
+namespace {
+
+// The same of a shard: the sum over the columns of all ranks is their group's,
+//   sum_j ln q_j = distance - V log_sum
+void cross_entropy_of_shard(const TermContext& context, int64_t row, double token_weight,
+                            TermResult& result) {
+  const HeadInputs& inputs = context.inputs;
+  const auto vocab = static_cast<double>(context.options.group_vocab);
+  const double even = context.term.label_smoothing / vocab, hit = 1 - context.term.label_smoothing;
+  const LogSoftmax softmax = context.softmax(row);
+  double loss = -hit * context.log_prob(row, softmax);
+  if (even > 0 && !inputs.group_distance.empty()) {
+    loss += even * (vocab * softmax.log_sum - inputs.group_distance[row]);
+  }
+  for (int64_t j = 0; j < context.vocab(); ++j) {
+    result.d_logits[row * context.vocab() + j] =
+        token_weight * (std::exp(softmax.log_q[j]) - even - (j == context.label(row) ? hit : 0));
+  }
+  result.row_loss[row] = token_weight * loss;
+  result.sum += token_weight * loss;
+  result.default_divisor += 1;
+}
+
+}  // namespace
+
 // PyTorch's cross_entropy: the target is (1 - e) of the label and e / V of every class, and class c
 // counts c_c times:
 //   loss = w sum_j t_j (-ln q_j),  t_j = c_j ((1 - e) [j = y] + e / V)
@@ -22,28 +47,27 @@ TermResult cross_entropy_term(const TermContext& context) {
     if (!context.counts(row)) continue;
     const int64_t label = context.label(row);
     const double token_weight = inputs.token_weights.empty() ? 1 : inputs.token_weights[row];
+    if (context.options.group_vocab > 0) {
+      cross_entropy_of_shard(context, row, token_weight, result);
+      continue;
+    }
     const LogSoftmax softmax = context.softmax(row);
     std::vector<double> target(vocab);
     double target_sum = 0, loss = 0;
-    const auto add = [&](double share, double log_q) {
-      target_sum += share;
-      if (share != 0) loss -= share * log_q;
-    };
     for (int64_t j = 0; j < vocab; ++j) {
       const double share =
           (j == label ? 1 - smoothing : 0) + smoothing / static_cast<double>(vocab);
       target[j] = class_weight(j) * share;
-      add(target[j], softmax.log_q[j]);
+      target_sum += target[j];
+      if (target[j] != 0) loss -= target[j] * softmax.log_q[j];
     }
-    // Another shard's label; shards have neither smoothing nor class weights.
-    if (label < 0 || label >= vocab) add(1, context.log_prob(row, softmax));
     for (int64_t j = 0; j < vocab; ++j) {
       result.d_logits[row * vocab + j] =
           token_weight * (std::exp(softmax.log_q[j]) * target_sum - target[j]);
     }
     result.row_loss[row] = token_weight * loss;
     result.sum += token_weight * loss;
-    result.default_divisor += label < 0 || label >= vocab ? 1 : class_weight(label);
+    result.default_divisor += class_weight(label);
   }
   return result;
 }

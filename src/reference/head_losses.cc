@@ -111,12 +111,16 @@ void row_outputs(const HeadConfig& config, const HeadInputs& inputs,
   result.correct.assign(n_tok, 0);
   result.shift.assign(n_tok, 0);
   result.log_sum.assign(n_tok, 0);
+  result.distance.assign(n_tok, 0);
   for (int64_t row = 0; row < n_tok; ++row) {
     if (!read[row]) continue;
     const double* x = logits.data() + row * vocab;
     const LogSoftmax softmax = student_softmax(inputs, row, x, config.options.logits_scale);
     result.shift[row] = softmax.shift;
     result.log_sum[row] = softmax.log_sum;
+    for (int64_t j = 0; j < vocab; ++j) {
+      result.distance[row] += config.options.logits_scale * (x[j] - softmax.shift);
+    }
     if (!has_label(inputs, row)) continue;
     ++result.n_valid;
     result.lse[row] = softmax.lse;

@@ -34,7 +34,7 @@ struct HeadInputs {
   int64_t n_segments = 0;
   std::vector<int64_t> pairs;  // [n_pairs][2]
   std::vector<HeadTeacher> teachers;
-  std::vector<double> group_shift, group_log_sum, group_label_log_prob;  // [n_tok]
+  std::vector<double> group_shift, group_log_sum, group_label_log_prob, group_distance;  // [n_tok]
 
   double upstream = 1;
   std::vector<double> upstream_rows;  // [n_tok]
@@ -47,7 +47,7 @@ struct HeadResult {
   int64_t n_valid = 0;
 
   std::vector<double> token_loss, lse, label_log_prob, entropy;  // [n_tok]
-  std::vector<double> shift, log_sum;                            // [n_tok]
+  std::vector<double> shift, log_sum, distance;                  // [n_tok]
   std::vector<int64_t> argmax;                                   // [n_tok]
   std::vector<uint8_t> correct;                                  // [n_tok]
   std::vector<lossk::PolicyMetrics> policy_metrics;              // [n_terms]

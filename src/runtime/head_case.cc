@@ -148,6 +148,7 @@ constexpr std::string_view kInputFields[] = {"logits",
                                              "group_shift",
                                              "group_log_sum",
                                              "group_label_log_prob",
+                                             "group_distance",
                                              "teachers",
                                              "teacher_logits",
                                              "teacher_hidden",
@@ -270,6 +271,7 @@ Result<HeadCase> read_case(const json& object) {
   arrays.numbers("group_shift", in.group_shift);
   arrays.numbers("group_log_sum", in.group_log_sum);
   arrays.numbers("group_label_log_prob", in.group_label_log_prob);
+  arrays.numbers("group_distance", in.group_distance);
   arrays.integers("segments", in.segments);
   arrays.integers("pairs", in.pairs);
   for (const int64_t segment : in.segments) {

@@ -88,6 +88,7 @@ lossk::Inputs stored_inputs(const HeadConfig& config, const HeadInputs& in, Stor
   views.group_shift = vector(in.group_shift);
   views.group_log_sum = vector(in.group_log_sum);
   views.group_label_log_prob = vector(in.group_label_log_prob);
+  views.group_distance = vector(in.group_distance);
   views.segments = ids(in.segments);
   views.n_segments = in.n_segments;
   views.pairs = ids(in.pairs);
@@ -170,6 +171,8 @@ Result<HeadResult> run_plan(const lossk::HeadPlan& plan, const HeadCase& head,
   out.lse = output(result.lse, n_tok);
   out.shift = output(result.shift, n_tok);
   out.log_sum = output(result.log_sum, n_tok);
+  const MutableVectorView distance = output(result.distance, n_tok);
+  if (lossk::smooths_labels(head.config)) out.distance = distance;
   if (inputs.labels) out.label_log_prob = label_log_prob;
   if (!is_shard(head)) {
     out.entropy = entropy;
@@ -306,6 +309,9 @@ std::string head_result_to_json(const Result<HeadCase>& head, const Result<HeadR
     out["label_log_prob"] = numbers(result->label_log_prob);
     out["shift"] = numbers(result->shift);
     out["log_sum"] = numbers(result->log_sum);
+    if (is_shard(*head) && lossk::smooths_labels(config)) {
+      out["distance"] = numbers(result->distance);
+    }
   }
   if (outputs.rows && !is_shard(*head)) {
     out["entropy"] = numbers(result->entropy);

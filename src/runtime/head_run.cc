@@ -45,7 +45,7 @@ class HeadRun {
                  .class_weights = nullptr,
                  .scratch = {},
                  .base_outputs = outputs.lse || outputs.label_log_prob || outputs.entropy ||
-                                 outputs.shift || outputs.log_sum,
+                                 outputs.shift || outputs.log_sum || outputs.distance,
                  .entropy = static_cast<bool>(outputs.entropy),
                  .metrics = !outputs.policy_metrics.empty(),
                  .single_sweep = false} {

@@ -48,7 +48,9 @@ HeadScalars::HeadScalars(const HeadLayout& layout, const Inputs& inputs,
     if (reports(row) || counted) live_[n_live_++] = row;
     if (labelled) order_[n_labelled_++] = row;
   }
-  if (layout.smoothing) {
+  if (layout.smoothing && layout.config.options.group_vocab > 0) {
+    smoothing_mass_ = static_cast<double>(layout.config.options.group_vocab);
+  } else if (layout.smoothing) {
     for (int64_t j = 0; j < layout.shape.vocab; ++j) {
       smoothing_mass_ += value_or(inputs.class_weights, j, 1);
     }
@@ -142,8 +144,7 @@ TermRow HeadScalars::token_term(int term, int64_t row) const {
       const double hit = (1 - smoothing) * class_weight(label(row));
       double loss = hit == 0 ? 0 : hit * (s.log_sum - s.label);
       if (smoothing > 0) {
-        const auto vocab = static_cast<double>(layout_.shape.vocab);
-        loss += smoothing / vocab * (smoothing_mass_ * s.log_sum - s.distance);
+        loss += smoothing / smoothed_columns() * (smoothing_mass_ * s.log_sum - s.distance);
       }
       return {value_or(inputs_.token_weights, row, 1) * loss, 0};
     }
@@ -192,6 +193,7 @@ void HeadScalars::place_in_group(int64_t row) {
       s.log_sum = value_at(inputs_.group_log_sum, row);
       s.sum = std::exp(s.log_sum);
       s.label = s.log_sum + value_or(inputs_.group_label_log_prob, row, 0);
+      s.distance = value_or(inputs_.group_distance, row, 0);
     } else if (s.max == kNone || (has_label(row) && label(row) < 0)) {
       s.label = kNone;
     }
@@ -284,7 +286,7 @@ RowCoefficients HeadScalars::coefficients(int group, int64_t row) const {
       case LossKind::kCrossEntropy: {
         const double scaled = g * value_or(inputs_.token_weights, row, 1);
         const double hit = (1 - t.label_smoothing) * class_weight(label(row));
-        const double even = t.label_smoothing / static_cast<double>(layout_.shape.vocab);
+        const double even = t.label_smoothing / smoothed_columns();
         c.p += scaled * (hit + even * smoothing_mass_);
         c.l += scaled * hit;
         c.u += scaled * even;
@@ -410,6 +412,9 @@ void HeadScalars::report(const Outputs& outputs) const {
     set(outputs.shift, row, shift);
     set(outputs.log_sum, row,
         shift == read.max ? read.log_sum : scale * (read.max - shift) + read.log_sum);
+    const auto columns = static_cast<double>(layout_.shape.vocab);
+    set(outputs.distance, row,
+        shift == read.max ? read.distance : columns * scale * (read.max - shift) + read.distance);
   }
 }
 

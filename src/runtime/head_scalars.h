@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "contract/head_validate.h"
 #include "plan/head_plan.h"
 #include "ullage/lossk/head.h"
 
@@ -71,6 +72,9 @@ class HeadScalars {
     return s.label - s.log_sum;
   }
   double class_weight(int64_t label) const;
+  double smoothed_columns() const {
+    return static_cast<double>(whole_vocab(layout_.config.options, layout_.shape.vocab));
+  }
   void place_in_group(int64_t row);
   double label_log_prob(const SoftmaxStatistics& s, int64_t row) const;
   void sort_segments();

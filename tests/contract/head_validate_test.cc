@@ -411,7 +411,7 @@ TEST(HeadGroupCheck, RefusesWhatAShardCannotServe) {
   EXPECT_TRUE(of({.kind = LossKind::kDpo}).ok());
   expect_refused(of({}, {.group_vocab = -1}), kGroupBadRange, "group_vocab is -1");
   expect_refused(of({.kind = LossKind::kDistillation}), kGroupUnsupported, "term 't': kind");
-  expect_refused(of({.label_smoothing = .1}), kGroupUnsupported, "label_smoothing is 0.1");
+  EXPECT_TRUE(of({.label_smoothing = .1}).ok());
   expect_refused(of({.logits_scale = 2}), kGroupUnsupported, "logits_scale is 2");
 
   const auto plan = [](int64_t offset, int64_t group, Request request = {}) {
@@ -433,11 +433,14 @@ TEST(HeadGroupCheck, AsksForTheGroupsStatisticsWithLossesAndGradients) {
   std::vector<uint8_t> flags(1);
   const VectorView given = {row.data(), DType::kF64, 1};
   const MutableVectorView out = {row.data(), DType::kF64, 1};
-  const HeadOptions shard = {.group_vocab = 10};
+  const HeadConfig whole = {.terms = {{.name = "ce"}}};
+  HeadConfig shard = whole, smoothed = whole;
+  shard.options.group_vocab = smoothed.options.group_vocab = 10;
+  smoothed.terms[0].label_smoothing = 0.1;
   Inputs in;
   in.labels = {ids.data(), 8, 1};
-  const auto check = [&](const Outputs& outputs, const HeadOptions& options) {
-    return check_group_inputs({1, 0, 5}, options, in, outputs);
+  const auto check = [&](const Outputs& outputs, const HeadConfig& config) {
+    return check_group_inputs({1, 0, 5}, config, in, outputs);
   };
   Outputs statistics, losses;
   statistics.shift = statistics.log_sum = statistics.label_log_prob = statistics.lse = out;
@@ -450,7 +453,13 @@ TEST(HeadGroupCheck, AsksForTheGroupsStatisticsWithLossesAndGradients) {
   expect_refused(check(losses, shard), kGroupStatistics, "group_label_log_prob is not given");
   in.group_label_log_prob = given;
   EXPECT_TRUE(check(losses, shard).ok());
-  expect_refused(check(losses, {}), kGroupStatistics, "group_shift is given");
+  expect_refused(check(losses, smoothed), kGroupStatistics, "group_distance is not given");
+  expect_refused(check(losses, whole), kGroupStatistics, "options.group_vocab is 0");
+  statistics.distance = out;
+  expect_refused(check(statistics, shard), kHeadShapeMismatch, "distance");
+  EXPECT_EQ(check(statistics, smoothed).code(), kGroupStatistics);
+  in.group_distance = given;
+  EXPECT_TRUE(check(statistics, smoothed).ok());
   losses.argmax = ids;
   expect_refused(check(losses, shard), kGroupUnsupported, "argmax");
   losses.argmax = {};

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 
+#include "contract/head_validate.h"
 #include "cuda/device_memory.h"
 #include "cuda/head_logits/config.h"
 #include "support/head_random.h"
@@ -26,7 +27,7 @@ struct DeviceOptions {
   bool in_place = false;
   bool accumulate = false;  // over a gradient of halves
   bool row_outputs = true;
-  bool statistics = false;             // of a shard: shift, log_sum and label_log_prob alone
+  bool statistics = false;  // of a shard: shift, log_sum, label_log_prob and distance alone
   int64_t first_row = 0, n_rows = -1;  // -1: all
   Placement logits = {}, teacher = {}, gradient_at = {};
 };
@@ -36,7 +37,7 @@ struct DeviceResult {
   std::string kernel;
   int64_t n_valid = 0;
   std::vector<double> terms, total, token_loss, lse, label_log_prob, entropy, gradient;
-  std::vector<double> shift, log_sum;
+  std::vector<double> shift, log_sum, distance;
   std::vector<int64_t> argmax;
   std::vector<uint8_t> correct;
   std::vector<lossk::PolicyMetrics> policy_metrics;
@@ -200,6 +201,7 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
   inputs.group_shift = held.floats(in.group_shift, first);
   inputs.group_log_sum = held.floats(in.group_log_sum, first);
   inputs.group_label_log_prob = held.floats(in.group_label_log_prob, first);
+  inputs.group_distance = held.floats(in.group_distance, first);
   inputs.upstream = in.upstream;
   inputs.upstream_rows = held.floats(in.upstream_rows, first);
   for (size_t t = 0; t < config.teachers.size(); ++t) {
@@ -216,6 +218,7 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
       metrics(n_terms * sizeof(lossk::PolicyMetrics));
   DeviceMemory token_loss(rows * 4), lse(rows * 4), log_prob(rows * 4), entropy(rows * 4);
   DeviceMemory argmax(rows * 8), correct(rows), shift(rows * 4), log_sum(rows * 4);
+  DeviceMemory distance(rows * 4);
   const auto vector = [&](const DeviceMemory& memory) {
     return MutableVectorView{memory.data(), DType::kF32, n, 1};
   };
@@ -230,6 +233,7 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
     outputs.lse = vector(lse);
     outputs.shift = vector(shift);
     outputs.log_sum = vector(log_sum);
+    if (lossk::smooths_labels(config)) outputs.distance = vector(distance);
     if (!in.labels.empty()) outputs.label_log_prob = vector(log_prob);
   }
   if (options.row_outputs && !shard) {
@@ -260,6 +264,7 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
     result.lse = doubles(lse);
     result.shift = doubles(shift);
     result.log_sum = doubles(log_sum);
+    result.distance = doubles(distance);
     result.label_log_prob = doubles(log_prob);
     result.entropy = doubles(entropy);
     result.argmax = argmax.read<int64_t>();

@@ -18,7 +18,7 @@ struct LinearOptions {
   bool d_hidden = true, d_weight = true;  // and with the latter d_bias and the adapter's
   bool accumulate = false;                // over gradients of 0.5
   bool capture = false;                   // the plan's first run, into a CUDA graph
-  bool statistics = false;                // of a shard: shift, log_sum and label_log_prob alone
+  bool statistics = false;  // of a shard: shift, log_sum, label_log_prob and distance alone
 };
 
 struct LinearResult {
@@ -26,7 +26,8 @@ struct LinearResult {
   std::string kernel, mode;
   int64_t n_chunks = 0, n_valid = 0, workspace_bytes = 0;
   bool workspace_kept = true;  // nothing beyond the planned bytes was written
-  std::vector<double> terms, total, token_loss, lse, label_log_prob, entropy, shift, log_sum;
+  std::vector<double> terms, total, token_loss, lse, label_log_prob, entropy;
+  std::vector<double> shift, log_sum, distance;
   std::vector<int64_t> argmax;
   std::vector<uint8_t> correct;
   std::vector<lossk::PolicyMetrics> policy_metrics;
@@ -110,6 +111,7 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   inputs.group_shift = held.floats(in.group_shift, 0);
   inputs.group_log_sum = held.floats(in.group_log_sum, 0);
   inputs.group_label_log_prob = held.floats(in.group_label_log_prob, 0);
+  inputs.group_distance = held.floats(in.group_distance, 0);
   inputs.upstream = in.upstream;
   inputs.upstream_rows = held.floats(in.upstream_rows, 0);
   for (size_t t = 0; t < config.teachers.size(); ++t) {
@@ -129,6 +131,7 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
       metrics(n_terms * sizeof(lossk::PolicyMetrics));
   const DeviceMemory token_loss(rows * 4), lse(rows * 4), log_prob(rows * 4), entropy(rows * 4);
   const DeviceMemory argmax(rows * 8), correct(rows), shift(rows * 4), log_sum(rows * 4);
+  const DeviceMemory distance(rows * 4);
   const auto vector = [&](const DeviceMemory& memory) {
     return MutableVectorView{memory.data(), DType::kF32, n, 1};
   };
@@ -142,6 +145,7 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   outputs.lse = vector(lse);
   outputs.shift = vector(shift);
   outputs.log_sum = vector(log_sum);
+  if (lossk::smooths_labels(config)) outputs.distance = vector(distance);
   if (!in.labels.empty()) outputs.label_log_prob = vector(log_prob);
   if (every_output) {
     outputs.entropy = vector(entropy);
@@ -194,6 +198,7 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   result.lse = doubles(lse);
   result.shift = doubles(shift);
   result.log_sum = doubles(log_sum);
+  result.distance = doubles(distance);
   if (!in.labels.empty()) result.label_log_prob = doubles(log_prob);
   if (every_output) {
     result.entropy = doubles(entropy);

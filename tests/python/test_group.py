@@ -66,6 +66,7 @@ OPTIONS = {
     "capped": {"softcap": 2.0, "logits_scale": 3.0, "z_loss": 0.1},
     "ignoring": {"ignore_index": 3},
     "shifted": {"shift": True},
+    "smoothed": {"label_smoothing": 0.1, "logits_scale": 0.7, "z_loss": 0.01},
 }
 
 
@@ -195,7 +196,6 @@ def refusals(of):
     hidden, weight, _, targets = made()
     weight, found = of.rows(weight), {}
     for name, options in {
-        "label_smoothing": {"label_smoothing": 0.1},
         "class_weights": {"class_weight": torch.ones(len(weight), dtype=torch.float64)},
         "entropy": {"return_entropy": True},
         "vocab_offset": {"process_group": VocabShard(of.group, 30, 23)},
@@ -329,7 +329,6 @@ def test_refusals(ranks):
     for each in ranks:
         found = each["refusals"]
         assert {name: code for name, (code, _) in found.items()} == {
-            "label_smoothing": 661,
             "class_weights": 661,
             "entropy": 661,
             "vocab_offset": 662,

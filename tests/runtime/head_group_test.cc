@@ -22,7 +22,7 @@ double as_f64(double value) { return value; }
 std::vector<LossTerm> shard_terms() {
   std::vector<LossTerm> terms;
   for (const LossTerm& term : term_variants()) {
-    if (term.kind == LossKind::kDistillation || term.label_smoothing > 0) continue;
+    if (term.kind == LossKind::kDistillation) continue;
     terms.push_back(term);
     terms.back().logits_scale = 1;
   }
@@ -204,7 +204,7 @@ TEST(HeadGroup, MixesFromHiddenOverSeveralBlocksOfColumns) {
   Fractions fractions;
   for (int round = 0; round < 4; ++round) {
     RandomHead head = draw(rng, 5, 6, 8003);
-    head.config.terms = {{.name = "ce", .weight = 0.7},
+    head.config.terms = {{.name = "ce", .weight = 0.7, .label_smoothing = round < 2 ? 0.1 : 0},
                          {.name = "z", .kind = LossKind::kZLoss, .weight = 0.1}};
     expect_shards_within_bounds(case_of(head, round % 2 ? DType::kBF16 : DType::kF32),
                                 {2668, 2668, 2667}, fractions);
@@ -248,7 +248,8 @@ TEST(HeadGroup, ACommonOffsetCostsNothing) {
   head.inputs.class_weights.clear();
   head.config.teachers.clear();
   head.inputs.teachers.clear();
-  head.config.terms = {{.name = "ce"}, {.name = "grpo", .kind = LossKind::kGrpo}};
+  head.config.terms = {{.name = "ce", .label_smoothing = 0.1},
+                       {.name = "grpo", .kind = LossKind::kGrpo}};
   for (double& z : head.inputs.logits) z = std::round(z * 64) / 64;
   const PlanCase c = case_of(head, DType::kF32);
   const GroupRun plain = run_group(c, {25, 35});

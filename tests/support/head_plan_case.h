@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "contract/head_validate.h"
 #include "cpu/storage.h"
 #include "reference/head_losses.h"
 #include "ullage/lossk/head.h"
@@ -56,7 +57,7 @@ struct PlanCase {
   double initial = 0;  // what gradient buffers hold before
   bool policy_metrics = false;
   bool entropy = true;
-  bool statistics = false;  // of a shard: shift, log_sum and label_log_prob alone
+  bool statistics = false;  // of a shard: shift, log_sum, label_log_prob and distance alone
 };
 
 struct PlanOutcome {
@@ -137,6 +138,7 @@ inline PlanOutcome run_plan(PlanCase c) {
   in.group_shift = f64(c.inputs.group_shift);
   in.group_log_sum = f64(c.inputs.group_log_sum);
   in.group_label_log_prob = f64(c.inputs.group_label_log_prob);
+  in.group_distance = f64(c.inputs.group_distance);
   in.upstream = c.inputs.upstream;
   in.upstream_rows = f64(c.inputs.upstream_rows);
   std::vector<Stored> kept;
@@ -162,7 +164,8 @@ inline PlanOutcome run_plan(PlanCase c) {
   const auto rows = static_cast<size_t>(n_tok);
   r.terms.assign(n_terms, -1);
   r.policy_metrics.resize(n_terms);
-  for (auto* v : {&r.token_loss, &r.lse, &r.label_log_prob, &r.entropy, &r.shift, &r.log_sum}) {
+  for (auto* v :
+       {&r.token_loss, &r.lse, &r.label_log_prob, &r.entropy, &r.shift, &r.log_sum, &r.distance}) {
     v->assign(rows, -7);
   }
   r.argmax.assign(rows, -7);
@@ -194,6 +197,7 @@ inline PlanOutcome run_plan(PlanCase c) {
   out.lse = f64_out(r.lse);
   out.shift = f64_out(r.shift);
   out.log_sum = f64_out(r.log_sum);
+  if (lossk::smooths_labels(c.config)) out.distance = f64_out(r.distance);
   if (!c.inputs.labels.empty()) out.label_log_prob = f64_out(r.label_log_prob);
   if (c.entropy) out.entropy = f64_out(r.entropy);
   if (!shard) out.argmax = r.argmax;

@@ -64,9 +64,11 @@ void join(std::vector<Shard>& shards, const std::vector<reference::HeadResult>& 
   const size_t n_tok = own[0].shift.size();
   for (size_t row = 0; row < n_tok; ++row) {
     std::vector<lossk::RowStatistics> of_row;
-    for (const reference::HeadResult& result : own) {
+    for (size_t s = 0; s < own.size(); ++s) {
+      const reference::HeadResult& result = own[s];
       of_row.push_back({exchange(result.shift[row]), exchange(result.log_sum[row]),
-                        exchange(result.label_log_prob[row])});
+                        exchange(result.label_log_prob[row]), exchange(result.distance[row]),
+                        static_cast<double>(shards[s].inputs.shape.vocab)});
     }
     const lossk::RowStatistics group =
         lossk::combined(of_row, shards[0].config.options.logits_scale);
@@ -74,6 +76,7 @@ void join(std::vector<Shard>& shards, const std::vector<reference::HeadResult>& 
       shard.inputs.group_shift.push_back(exchange(group.shift));
       shard.inputs.group_log_sum.push_back(exchange(group.log_sum));
       shard.inputs.group_label_log_prob.push_back(exchange(group.label_log_prob));
+      shard.inputs.group_distance.push_back(exchange(group.distance));
     }
   }
 }

@@ -87,6 +87,7 @@ struct Inputs {
   // own in every loss and gradient. All three, or none where the shard's own are asked for:
   // group.h.
   VectorView group_shift, group_log_sum, group_label_log_prob;  // [n_tok]
+  VectorView group_distance;  // [n_tok], also where a term smooths its labels
 
   // The factor on every gradient: upstream * upstream_rows[row], the second where it is given.
   double upstream = 1;
@@ -121,6 +122,8 @@ struct Outputs {
   // shift lies near the largest u of the row (where it is not the largest itself, log_sum makes up
   // for it). Also of a row without a label that a term counts; 0 on rows that are not read.
   MutableVectorView shift, log_sum;
+  // sum_j (a_j - logits_scale * shift), where a term smooths its labels; of the rows of shift.
+  MutableVectorView distance;
   std::span<int64_t> argmax;   // smallest index of the largest logit; -1 on ignored rows
   std::span<uint8_t> correct;  // argmax == label
   std::span<PolicyMetrics> policy_metrics;  // [n_terms]; written for grpo and gspo terms

@@ -82,27 +82,45 @@ def join(tensors: HeadTensors, config: str, shard: VocabShard, n_segments: int, 
     """With the group's row statistics, after the first run; `config` is `placed`."""
     if tensors.input.shape[0] == 0:
         return tensors
+    document, x = _run.parsed(config), tensors.input
     has_labels = tensors.labels is not None
-    rows = _run.SHARD | (_run.LOG_PROB if has_labels else 0)
+    smooths = any(loss.get("label_smoothing") for loss in document["losses"])
+    rows = _run.SHARD | _run.LOG_PROB * has_labels | _run.DISTANCE * smooths
     own = _run.Values(*_ops.head(*tensors, None, n_segments, config, budget_bytes, 0, rows)[: len(_run.Values._fields)])
-    statistics = torch.stack([own.shift, own.log_sum, own.log_prob if has_labels else torch.zeros_like(own.shift)])
-    scale = float(_run.parsed(config).get("logits_scale", 1.0))
-    shift, log_sum, log_prob = _combined(_gathered(statistics, shard.group).double(), scale).to(statistics.dtype)
+    nothing = torch.zeros_like(own.shift)
+    statistics = [own.shift, own.log_sum, own.log_prob if has_labels else nothing]
+    if smooths:
+        columns = x.shape[1] if tensors.weight is None else tensors.weight.shape[0]
+        statistics += [own.distance, torch.full_like(own.shift, columns)]
+    gathered = _gathered(torch.stack(statistics), shard.group).double()
+    group = [each.to(own.shift.dtype) for each in _combined(gathered, float(document.get("logits_scale", 1.0)))]
     return tensors._replace(
-        group_shift=shift, group_log_sum=log_sum, group_label_log_prob=log_prob if has_labels else None
+        group_shift=group[0],
+        group_log_sum=group[1],
+        group_label_log_prob=group[2] if has_labels else None,
+        group_distance=group[3] if smooths else None,
     )
 
 
-def _combined(gathered: Tensor, scale: float) -> Tensor:
-    """lossk::combined of [ranks, 3, n_tok]; [3, n_tok]. NaN of one rank is NaN of all."""
-    shifts, log_sums, log_probs = gathered.unbind(1)
-    most = shifts.amax(0)
-    exponents = scale * (shifts - most) + log_sums
-    total = torch.zeros_like(most)
-    for exponent in exponents:
-        total = total + exponent.exp()
-    log_sum = total.log()
-    return torch.stack([most, log_sum, (log_probs + (exponents - log_sum)).amax(0)])
+def _combined(gathered: Tensor, scale: float) -> list[Tensor]:
+    """lossk::combined of [ranks, 3 or 5, n_tok]. NaN of one rank is NaN of all."""
+    shifts, log_sums, log_probs, *smoothing = gathered.unbind(1)
+    shift = shifts.amax(0)
+    moved = scale * (shifts - shift)
+    exponents = moved + log_sums
+    log_sum = _in_rank_order(exponents.exp()).log()
+    group = [shift, log_sum, (log_probs + (exponents - log_sum)).amax(0)]
+    if smoothing:
+        distances, columns = smoothing
+        group.append(_in_rank_order(distances + columns * moved))
+    return group
+
+
+def _in_rank_order(parts: Tensor) -> Tensor:
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total = total + part
+    return total
 
 
 def shared(tensor: Tensor, group: Any) -> Tensor:

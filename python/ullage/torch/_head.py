@@ -23,6 +23,7 @@ ROWS = {
     "argmax": _run.ARGMAX,
     "metrics": _run.METRICS,
 }
+GROUP_STATISTICS = ("group_shift", "group_log_sum", "group_label_log_prob", "group_distance")
 _DIFFERENTIABLE_ROWS = _run.TOKEN_LOSS | _run.LOG_PROB | _run.ENTROPY
 
 
@@ -160,6 +161,7 @@ def run_head(
         None,
         None,
         None,
+        None,
         [t.reshape(-1, t.shape[-1]) for t in teachers],
     )
     if process_group is not None:
@@ -263,7 +265,7 @@ def head_loss(
     Gradients reach logits, hidden, weight, bias and the adapter. Raises ullage.UllageError for what the library
     refuses, naming the term and the field.
     """
-    known = {*HeadTensors._fields[2:-1]} - {"labels", "group_shift", "group_log_sum", "group_label_log_prob"}
+    known = {*HeadTensors._fields[2:-1]} - {"labels", *GROUP_STATISTICS}
     refuse(bool(set(inputs) - known), f"inputs has {sorted(set(inputs) - known)}; accepted: {sorted(known)}", TypeError)
     refuse(bool(set(returns) - set(ROWS)), f"returns has {sorted(set(returns) - set(ROWS))}; accepted: {list(ROWS)}")
     text = config if isinstance(config, str) else to_text(**config)

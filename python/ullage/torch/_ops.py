@@ -39,6 +39,7 @@ def head(
     group_shift: Optional[Tensor],
     group_log_sum: Optional[Tensor],
     group_label_log_prob: Optional[Tensor],
+    group_distance: Optional[Tensor],
     teachers: list[Tensor],
     main_grad: Optional[Tensor],
     n_segments: int,
@@ -48,12 +49,13 @@ def head(
     rows: int,
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-    Tensor, Tensor,
+    Tensor, Tensor, Tensor,
 ]:  # fmt: skip
     """Values, then Gradients of the total."""
     tensors = HeadTensors(
         input, weight, bias, adapter_a, adapter_b, labels, token_weights, class_weights, mask, advantages,
-        old_log_probs, reference_log_probs, segments, pairs, group_shift, group_log_sum, group_label_log_prob, teachers,
+        old_log_probs, reference_log_probs, segments, pairs, group_shift, group_log_sum, group_label_log_prob,
+        group_distance, teachers,
     )  # fmt: skip
     values = _run.empty_values(tensors, config, rows)
     out = _run.empty_gradients(tensors, gradients, scaled_later=input.device.type == "cpu")
@@ -97,6 +99,7 @@ def head_backward(
     group_shift: Optional[Tensor],
     group_log_sum: Optional[Tensor],
     group_label_log_prob: Optional[Tensor],
+    group_distance: Optional[Tensor],
     teachers: list[Tensor],
     upstream_rows: Tensor,
     n_segments: int,
@@ -107,7 +110,8 @@ def head_backward(
     """Gradients of the total with a factor of each row."""
     tensors = HeadTensors(
         input, weight, bias, adapter_a, adapter_b, labels, token_weights, class_weights, mask, advantages,
-        old_log_probs, reference_log_probs, segments, pairs, group_shift, group_log_sum, group_label_log_prob, teachers,
+        old_log_probs, reference_log_probs, segments, pairs, group_shift, group_log_sum, group_label_log_prob,
+        group_distance, teachers,
     )  # fmt: skip
     out = _run.empty_gradients(tensors, gradients)
     _run.run(
@@ -147,6 +151,7 @@ def head_backward_into(
     group_shift: Optional[Tensor],
     group_log_sum: Optional[Tensor],
     group_label_log_prob: Optional[Tensor],
+    group_distance: Optional[Tensor],
     teachers: list[Tensor],
     upstream_rows: Tensor,
     n_segments: int,
@@ -157,7 +162,8 @@ def head_backward_into(
     """The same, with d_weight added to main_grad; the others are returned."""
     tensors = HeadTensors(
         input, weight, bias, adapter_a, adapter_b, labels, token_weights, class_weights, mask, advantages,
-        old_log_probs, reference_log_probs, segments, pairs, group_shift, group_log_sum, group_label_log_prob, teachers,
+        old_log_probs, reference_log_probs, segments, pairs, group_shift, group_log_sum, group_label_log_prob,
+        group_distance, teachers,
     )  # fmt: skip
     out = _run.empty_gradients(tensors, gradients & ~D_WEIGHT, weight_dtype=torch.float32)
     for fresh in out:  # the run adds to every gradient buffer
@@ -213,7 +219,7 @@ def _backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     of_values, of_gradients = Values(*grads[: len(Values._fields)]), grads[len(Values._fields) :]
     if any(g is not None for g in of_gradients):
         raise RuntimeError("ullage: the losses at the head are differentiable once; a second derivative was asked for")
-    plain = ("terms", "lse", "shift", "log_sum", "argmax", "metrics")
+    plain = ("terms", "lse", "shift", "log_sum", "distance", "argmax", "metrics")
     asked = [name for name in plain if getattr(of_values, name) is not None]
     if asked:
         raise RuntimeError(f"ullage::head: {', '.join(asked)} are not differentiable; detach them")

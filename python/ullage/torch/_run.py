@@ -20,8 +20,8 @@ from ullage.torch import _filter, _status
 D_INPUT, D_WEIGHT, D_BIAS, D_ADAPTER = 1, 2, 4, 8
 # Values of each row to return, a set of bits; METRICS are of each policy term.
 TOKEN_LOSS, LSE, LOG_PROB, ENTROPY, ARGMAX, METRICS = 1, 2, 4, 8, 16, 32
-# Of a shard of the vocabulary: shift and log_sum, and no losses, which wait for the group's (_group.py).
-SHARD = 64
+# Of a shard of the vocabulary: shift and log_sum, and no losses, which wait for the group's (_group.py); and distance.
+SHARD, DISTANCE = 64, 128
 
 N_METRICS = 13  # doubles in a PolicyMetrics, the last two of them int64
 
@@ -48,6 +48,7 @@ class HeadTensors(NamedTuple):
     group_shift: torch.Tensor | None
     group_log_sum: torch.Tensor | None
     group_label_log_prob: torch.Tensor | None
+    group_distance: torch.Tensor | None
     teachers: list[torch.Tensor]  # logits: [logits]; hidden: [hidden, weight]; top_k: [ids, log_probs]; in order
 
 
@@ -73,6 +74,7 @@ class Values(NamedTuple):
     entropy: torch.Tensor
     shift: torch.Tensor
     log_sum: torch.Tensor
+    distance: torch.Tensor
     argmax: torch.Tensor
     metrics: torch.Tensor  # [n_terms][N_METRICS] f64
 
@@ -104,6 +106,7 @@ def empty_values(tensors: HeadTensors, config: str, rows: int) -> Values:
         of_rows(ENTROPY, dtype),
         of_rows(SHARD, dtype),
         of_rows(SHARD, dtype),
+        of_rows(DISTANCE, dtype),
         of_rows(ARGMAX, torch.int64),
         x.new_empty((n_terms if rows & METRICS else 0, N_METRICS), dtype=torch.float64),
     )

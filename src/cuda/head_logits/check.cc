@@ -128,6 +128,7 @@ Status check_outputs(const Shape& shape, const HeadConfig& config, const Request
   ULLAGE_RETURN_IF_REFUSED(check_floats("entropy", outputs.entropy, shape.n_tok));
   ULLAGE_RETURN_IF_REFUSED(check_floats("shift", outputs.shift, shape.n_tok));
   ULLAGE_RETURN_IF_REFUSED(check_floats("log_sum", outputs.log_sum, shape.n_tok));
+  ULLAGE_RETURN_IF_REFUSED(check_floats("distance", outputs.distance, shape.n_tok));
   if (!outputs.policy_metrics.empty() && !request.policy_metrics) {
     return {kHeadShapeMismatch,
             "policy_metrics is given, but request.policy_metrics was false when planned"};
@@ -180,7 +181,8 @@ Status check_row_inputs(const Shape& shape, const HeadConfig& config, const Requ
   ULLAGE_RETURN_IF_REFUSED(check_floats("group_shift", inputs.group_shift, n));
   ULLAGE_RETURN_IF_REFUSED(check_floats("group_log_sum", inputs.group_log_sum, n));
   ULLAGE_RETURN_IF_REFUSED(check_floats("group_label_log_prob", inputs.group_label_log_prob, n));
-  ULLAGE_RETURN_IF_REFUSED(check_group_inputs(shape, config.options, inputs, outputs));
+  ULLAGE_RETURN_IF_REFUSED(check_floats("group_distance", inputs.group_distance, n));
+  ULLAGE_RETURN_IF_REFUSED(check_group_inputs(shape, config, inputs, outputs));
   if (!inputs.mask.empty()) {
     ULLAGE_RETURN_IF_REFUSED(check_size("mask", static_cast<int64_t>(inputs.mask.size()), n));
   }

@@ -56,6 +56,7 @@ void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& o
   p.first_label = labels.first;
   p.last_label = labels.last;
   p.is_shard = config.options.group_vocab > 0;
+  p.smoothed_columns = static_cast<float>(whole_vocab(config.options, p.vocab));
   p.every_row_counts = !inputs.labels;
   for (const LossTerm& term : config.terms) {
     TermParams& t = p.terms[p.n_terms++];
@@ -94,6 +95,7 @@ void fill_vectors(const Inputs& inputs, const Outputs& outputs, HeadParams& p) {
   p.group_shift = floats(inputs.group_shift);
   p.group_log_sum = floats(inputs.group_log_sum);
   p.group_label_log_prob = floats(inputs.group_label_log_prob);
+  p.group_distance = floats(inputs.group_distance);
   p.upstream_rows = floats(inputs.upstream_rows);
   p.upstream = inputs.upstream;
   p.token_loss = output(outputs.token_loss);
@@ -102,6 +104,7 @@ void fill_vectors(const Inputs& inputs, const Outputs& outputs, HeadParams& p) {
   p.entropy = output(outputs.entropy);
   p.shift = output(outputs.shift);
   p.log_sum = output(outputs.log_sum);
+  p.distance = output(outputs.distance);
   p.argmax = outputs.argmax.empty() ? nullptr : outputs.argmax.data();
   p.correct = outputs.correct.empty() ? nullptr : outputs.correct.data();
   p.term_scalars = outputs.terms.empty() ? nullptr : outputs.terms.data();

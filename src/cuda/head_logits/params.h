@@ -108,7 +108,8 @@ struct HeadParams {
   int64_t vocab_offset = 0;
   int64_t first_label = 0, last_label = -1;  // that count: of these columns, or of a shard's group
   bool is_shard = false;
-  bool accumulate = false;  // the gradient is added to what `gradient` holds
+  float smoothed_columns = 1;  // of the vocabulary, or of a shard's group
+  bool accumulate = false;     // the gradient is added to what `gradient` holds
 
   // --- How the row is cut (config.h).
   int strip_columns = 0;  // a multiple of kWarpColumns
@@ -149,7 +150,7 @@ struct HeadParams {
   int64_t n_segments = 0, n_pairs = 0;
   const uint8_t* mask = nullptr;
   RowFloats token_weights, class_weights, advantages, old_log_probs, reference_log_probs;
-  RowFloats group_shift, group_log_sum, group_label_log_prob;
+  RowFloats group_shift, group_log_sum, group_label_log_prob, group_distance;
   RowFloats upstream_rows;
   double upstream = 1;
 
@@ -164,7 +165,7 @@ struct HeadParams {
   bool slopes_ready = false;       // this launch adds the sequence terms' slopes
 
   // --- Row outputs.
-  RowOutput token_loss, lse, label_log_prob, entropy, shift, log_sum;
+  RowOutput token_loss, lse, label_log_prob, entropy, shift, log_sum, distance;
   int64_t* argmax = nullptr;
   uint8_t* correct = nullptr;
 

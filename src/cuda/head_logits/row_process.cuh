@@ -50,6 +50,9 @@ __device__ inline void write_shift(const HeadParams& p, int64_t row, float shift
   if (p.shift.data != nullptr) p.shift.data[row * p.shift.stride] = shift;
   if (p.log_sum.data != nullptr) p.log_sum.data[row * p.log_sum.stride] = log_sum;
 }
+__device__ inline void write_distance(const HeadParams& p, int64_t row, float distance) {
+  if (p.distance.data != nullptr) p.distance.data[row * p.distance.stride] = distance;
+}
 
 // A row that no term counts and that has no label: gradient and outputs 0, nothing read.
 template <class T>
@@ -69,6 +72,7 @@ __device__ inline void clear_row(const HeadParams& p, int64_t row, int first_str
   if (writes && lane == 0) {
     write_row(p, row, false, {}, {}, 0);
     write_shift(p, row, 0, 0);
+    write_distance(p, row, 0);
   }
 }
 
@@ -185,6 +189,8 @@ __device__ inline void process_row(const HeadParams& p, int64_t row, const RowIn
     // The maximum itself, so without what rounding the reference took. Nothing but -inf sums to 0.
     const float off = fmaf(sums.max, p.log2_scale, -sums.reference);
     write_shift(p, row, sums.max, kLn2 * (sums.log2_sum - (sums.sum > 0 ? off : 0)));
+    const auto columns = p.group_shift.data != nullptr ? p.smoothed_columns : p.vocab;
+    write_distance(p, row, kLn2 * fmaf(-static_cast<float>(columns), off, sums.smooth));
     const bool finite =
         sums.stored_max < INFINITY && (!Kind::kHasTeacher || sums.teacher_max < INFINITY);
     if (!finite) report(p, row, Fault::kNonFinite);

@@ -142,10 +142,11 @@ __device__ inline float place_in_group(const HeadParams& p, int64_t row, const R
   if (p.group_shift.data == nullptr) return log_prob_of_shard(in, sums, log_prob);
   sums.max = float_at(p.group_shift, row, 0);
   sums.reference = sums.max * p.log2_scale;
-  // The sum makes up for what rounding the reference takes.
-  sums.log2_sum = fmaf(float_at(p.group_log_sum, row, 0), kLog2E,
-                       fmaf(sums.max, p.log2_scale, -sums.reference));
+  // The sums make up for what rounding the reference takes.
+  const float off = fmaf(sums.max, p.log2_scale, -sums.reference);
+  sums.log2_sum = fmaf(float_at(p.group_log_sum, row, 0), kLog2E, off);
   sums.sum = exp2f(sums.log2_sum);
+  sums.smooth = fmaf(p.smoothed_columns, off, float_at(p.group_distance, row, 0) * kLog2E);
   return group_log_prob(p, row, in);
 }
 
@@ -182,7 +183,7 @@ __device__ inline float term_of_row(const HeadParams& p, int t, int64_t row_inde
   const float gain = term_gain * in.upstream * p.scale;
   switch (term.kind) {
     case LossKind::kCrossEntropy: {
-      const float share = term.smoothing / static_cast<float>(p.vocab);
+      const float share = term.smoothing / p.smoothed_columns;
       const float hit = (1.0f - term.smoothing) * in.class_weight;
       float loss = -hit * log_prob, target_sum = hit;
       if (term.smoothing > 0) {

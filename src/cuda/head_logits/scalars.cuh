@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kScalarThreads) census(const __grid_constant__
   n_masked = block_sum(n_masked, scratch);
   label_weights = block_sum(label_weights, scratch);
 
-  double all_class_weights = static_cast<double>(p.vocab);
+  double all_class_weights = p.smoothed_columns;
   if (p.wants_smoothing && p.class_weights.data != nullptr) {
     double sum = 0;
     for (int64_t j = threadIdx.x; j < p.vocab; j += blockDim.x) {
