@@ -22,18 +22,18 @@ ENTRY = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame.
 KIND = re.compile(r"RowKindI(f|13__nv_bfloat16|6__half)LNS1_6FamilyE(\d)ELb(\d)E")
 ELEMENTS = {"f": "f32", "13__nv_bfloat16": "bf16", "6__half": "f16"}
 FAMILIES = ["labels", "forward", "reverse", "mixed"]
-PRODUCT = re.compile(r"product_kernelINS0_11ProductTileILi(\d+)E.*?MajorE(\d)ELS\d+_(\d)ENS1_\d+([A-Za-z]+\d*)I.*?EELb([01])E")
+PRODUCT = re.compile(r"product_kernelINS0_11ProductTileILi(\d+)E.*?ConsumersE\dELi(\d)E.*?MajorE(\d)ELS\d+_(\d)ENS1_\d+([A-Za-z]+\d*)I.*?EELb([01])E")
 BARE = re.compile(r"cuda(?:\d+_GLOBAL__N__\w*?_[0-9a-f]{8})?\d+([a-z_]+?)(?:I|E)")
 
 
 def name_of(mangled):
-    """cluster_rows.bf16.forward.softcap for a row kernel, product.192.kk.ScaledExponentials.bf16 for a product (columns of a tile,
-    the operands' contiguous dimensions, their type; listed: over chosen blocks of k), the bare name for another."""
+    """cluster_rows.bf16.forward.softcap for a row kernel, product.192.0.kk.ScaledExponentials.bf16 for a product (columns of a
+    tile, staged boxes, the operands' contiguous dimensions, their type; listed: over chosen blocks of k), the bare name for another."""
     element = next((f".{name}" for key, name in ELEMENTS.items() if len(key) > 1 and key in mangled), "")
     product = PRODUCT.search(mangled)
     if product:
-        majors = "".join("km"[int(digit)] for digit in product.group(2, 3))
-        return f"product.{product[1]}.{majors}.{product[4]}{element}" + (".listed" if product[5] == "1" else "")
+        majors = "".join("km"[int(digit)] for digit in product.group(3, 4))
+        return f"product.{product[1]}.{product[2]}.{majors}.{product[5]}{element}" + (".listed" if product[6] == "1" else "")
     bare = BARE.search(mangled).group(1)
     kind = KIND.search(mangled)
     if not kind:

@@ -53,6 +53,17 @@ __device__ __forceinline__ void tensor_load_multicast(void* shared, const void* 
       : "memory");
 }
 
+// Copies the box at (x inner, y, z) of a tensor here; `barrier` counts the bytes. What lies outside
+// arrives as zeros.
+__device__ __forceinline__ void tensor_load(void* shared, const void* tensor_map, int x, int y,
+                                            int z, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(shared)),
+      "l"(tensor_map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
 // Stores a box of shared memory at (x inner, y, z) of a tensor; what lies outside is left out.
 __device__ __forceinline__ void tensor_store(const void* tensor_map, const void* shared, int x,
                                              int y, int z) {

@@ -13,17 +13,19 @@ using product::divide_up;
 using product::kResidentClusters;
 
 // Chosen on an H200 (bench/NOTES.md). Logits: consumers in turn hide the epilogue's exponentials
-// behind the other's products. Gradients: their k is long and their epilogue short, so the wider
-// tile, which reads less from L2, wins.
-using LogitsTile = product::ProductTile<192, 2, 1, product::Consumers::kInTurn>;
-using GradientTile = product::ProductTile<256, 2, 1, product::Consumers::kTogether>;
+// behind the other's products. Gradients: the wider tile, which reads less from L2, wins. A product
+// that continues a sum: five of a tile's eight boxes of old sums are there when the tile before
+// ends, at the price of a fourth stage.
+using LogitsTile = product::ProductTile<192, 2, 1, product::Consumers::kInTurn, 0>;
+using GradientTile = product::ProductTile<256, 2, 1, product::Consumers::kTogether, 2>;
+using ContinuedTile = product::ProductTile<256, 2, 1, product::Consumers::kTogether, 5>;
 
 // Groups of rows are whole cluster tiles; also whole 64-row steps of d_weight's sum, so that
 // cutting it changes no bit. kLeastRows fill half a cluster tile's CTA, for budgets that hold no
 // more.
 inline constexpr int64_t kChunkRows = 256, kLeastRows = 64;
 // d_weight: tiles of this many cluster rows of the vocabulary run along d_model together.
-inline constexpr int kWeightGroup = 16;
+inline constexpr int kWeightGroup = 2;
 // Ranges of the vocabulary are whole tiles of the logits (192), of d_weight (2 x 128) and whole
 // steps of d_hidden's sum (64).
 inline constexpr int64_t kStripColumns = 768;

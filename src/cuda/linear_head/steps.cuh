@@ -117,48 +117,31 @@ Status start_settled_strip(const LinearParams& r, const Part& part, cudaStream_t
   return kCudaOk;
 }
 
-template <class T, class Epilogue>
+template <class T, class Tile, class Epilogue>
 Status start_weight_product(const LinearParams& r, const WeightPart& part,
                             const typename Epilogue::Params& params, cudaStream_t stream) {
   ProductOperands operands = {};
   ULLAGE_RETURN_IF_REFUSED(product::map_blocked(operands, part.e, part.e_row));
-  ULLAGE_RETURN_IF_REFUSED((product::map_b<GradientTile, Major::kMN>(
+  ULLAGE_RETURN_IF_REFUSED((product::map_b<Tile, Major::kMN>(
       operands, rows_of<T>(r.scaled_hidden, part.scaled_row, part.rows, r.d_model, r.d_model))));
   const ProductGrid grid =
-      product::grid_of<GradientTile>(part.columns, r.d_model, part.rows, 1, kWeightGroup);
+      product::grid_of<Tile>(part.columns, r.d_model, part.rows, 1, kWeightGroup);
   if (r.filter.threshold > 0) {
     const int groups = static_cast<int>(divide_up(part.rows, kChunkRows));
     ULLAGE_RETURN_IF_REFUSED(start_group_lists(r, part.first_column, grid.m_tiles, groups, stream));
     const BlockLists lists{r.filter.group_counts, r.filter.group_entries, groups,
-                           static_cast<int>(kChunkRows) / GradientTile::kK};
-    return product::start_product<GradientTile, Form::kBlocks, Major::kMN, Major::kMN, Epilogue,
-                                  true>("linear_head filtered d_weight", operands, grid, params,
-                                        stream, lists);
+                           static_cast<int>(kChunkRows) / Tile::kK};
+    return product::start_product<Tile, Form::kBlocks, Major::kMN, Major::kMN, Epilogue, true>(
+        "linear_head filtered d_weight", operands, grid, params, stream, lists);
   }
-  return product::start_product<GradientTile, Form::kBlocks, Major::kMN, Major::kMN, Epilogue>(
+  return product::start_product<Tile, Form::kBlocks, Major::kMN, Major::kMN, Epilogue>(
       "linear_head d_weight", operands, grid, params, stream);
 }
 
-// Into the float32 sum, or rounded into d_weight where rows of labels wait apart.
-template <class T>
-Status start_weight_part(const LinearParams& r, const WeightPart& part, cudaStream_t stream) {
-  if (r.label_sums != nullptr) {
-    using Epilogue = sm90::RoundOnce<GradientTile, T>;
-    typename Epilogue::Params params{{},
-                                     r.label_slots + part.first_column,
-                                     r.label_sums,
-                                     static_cast<int>(part.columns),
-                                     static_cast<int>(r.d_model),
-                                     r.unit};
-    void* const out =
-        static_cast<T*>(r.d_weight_rounded) + part.first_column * r.d_weight_rounded_stride;
-    if (!product::encode_store_map(&params.c_map, out, part.columns, r.d_model,
-                                   r.d_weight_rounded_stride)) {
-      return product::map_refused(part.columns, r.d_model);
-    }
-    return start_weight_product<T, Epilogue>(r, part, params, stream);
-  }
-  using Epilogue = sm90::ChainF32<GradientTile, T>;
+// Into the float32 sum.
+template <class T, class Tile>
+Status start_weight_sum(const LinearParams& r, const WeightPart& part, cudaStream_t stream) {
+  using Epilogue = sm90::ChainF32<Tile, T>;
   typename Epilogue::Params params{{},
                                    part.sum,
                                    r.d_weight_sum_stride,
@@ -169,7 +152,30 @@ Status start_weight_part(const LinearParams& r, const WeightPart& part, cudaStre
                                    r.unit};
   ULLAGE_RETURN_IF_REFUSED(
       product::map_sums(params.c_map, part.sum, 1, part.columns, r.d_model, r.d_weight_sum_stride));
-  return start_weight_product<T, Epilogue>(r, part, params, stream);
+  return start_weight_product<T, Tile, Epilogue>(r, part, params, stream);
+}
+
+// Into the float32 sum, or rounded into d_weight where rows of labels wait apart.
+template <class T>
+Status start_weight_part(const LinearParams& r, const WeightPart& part, cudaStream_t stream) {
+  if (r.label_sums == nullptr) {
+    return part.keeps_old ? start_weight_sum<T, ContinuedTile>(r, part, stream)
+                          : start_weight_sum<T, GradientTile>(r, part, stream);
+  }
+  using Epilogue = sm90::RoundOnce<GradientTile, T>;
+  typename Epilogue::Params params{{},
+                                   r.label_slots + part.first_column,
+                                   r.label_sums,
+                                   static_cast<int>(part.columns),
+                                   static_cast<int>(r.d_model),
+                                   r.unit};
+  void* const out =
+      static_cast<T*>(r.d_weight_rounded) + part.first_column * r.d_weight_rounded_stride;
+  if (!product::encode_store_map(&params.c_map, out, part.columns, r.d_model,
+                                 r.d_weight_rounded_stride)) {
+    return product::map_refused(part.columns, r.d_model);
+  }
+  return start_weight_product<T, GradientTile, Epilogue>(r, part, params, stream);
 }
 
 // The labels' part of d_weight's columns [first_column, first_column + columns), then the rounding

@@ -23,7 +23,8 @@ enum class Consumers {
               // from L2 and shared memory
 };
 
-template <int kColumns, int kCtasM, int kCtasN, Consumers kSharing>
+// kStagedBoxes: 64 rows of 128 bytes each, where a consumer's results meet the copy engine.
+template <int kColumns, int kCtasM, int kCtasN, Consumers kSharing, int kStagedBoxes>
 struct ProductTile {
   static constexpr int kClusterM = kCtasM;  // CTAs of a cluster along m: they share each B tile
   static constexpr int kClusterN = kCtasN;  // and along n: they share each A tile
@@ -37,8 +38,9 @@ struct ProductTile {
   static constexpr int kAStageBytes = kM * kK * 2;
   static constexpr int kBStageBytes = kN * kK * 2;
   static constexpr int kStageBytes = kAStageBytes + kBStageBytes;
-  // Where each consumer's results wait for the copy engine: two boxes of 64 rows of 128 bytes.
-  static constexpr int kStagingBytes = kSharing == Consumers::kInTurn ? 0 : 2 * 8192;
+  static constexpr int kBoxes = kStagedBoxes;
+  static constexpr int kBoxBytes = 8192;
+  static constexpr int kStagingBytes = kBoxes * kBoxBytes;  // of each consumer
   // As many stages as fit 227 KiB beside that, the barriers and the 1 KiB the swizzle's alignment
   // may cost.
   static constexpr int kStages = (227 * 1024 - 2048 - 2 * kStagingBytes) / kStageBytes;

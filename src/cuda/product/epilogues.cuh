@@ -30,96 +30,117 @@ struct ChainF32 {
     float unit;
   };
 
-  // The old values of 32 columns, from the column 8 * first_block of the tile on.
-  static __device__ __forceinline__ void load_old(const Params& p, const TilePosition& at,
+  static constexpr int kTileBoxes = Tile::kN / 32;
+
+  // One thread asks for the old values of a box of the tile.
+  static __device__ __forceinline__ void ask(const Params& p, const TilePosition& at, int box,
+                                             int first_row, const Staging& staging) {
+    const int to = box % Tile::kBoxes;
+    const uint32_t barrier = staging.barriers + 8 * to;
+    ptx::barrier_expect(barrier, Tile::kBoxBytes);
+    tensor_load(staging.box(to), &p.c_map, at.n + 32 * box, at.m + first_row, at.slice, barrier);
+  }
+
+  // Where this thread's columns {0, 1} of block j of a box's row lie: 16-byte pieces of a row are
+  // exchanged by its number, the copy engine's 128-byte swizzle.
+  static __device__ __forceinline__ float2* place(uint8_t* box, int row, int block, int thread) {
+    const int piece = (2 * block + (thread % 4) / 2) ^ (row & 7);
+    return reinterpret_cast<float2*>(box + row * 128 + piece * 16 + (thread & 1) * 8);
+  }
+
+  // This thread's part of a box: stored from acc, where `stores`, and then replaced by what was
+  // there, where `loads`. Odd rows take their 8-column blocks in another order: the four rows of a
+  // half warp then meet different banks.
+  template <bool kStores>
+  static __device__ __forceinline__ void exchange(const Params& p,
                                                   float (&acc)[Tile::kHalves][Tile::kN / 2],
-                                                  int first_block, int first_row, int thread) {
-    const int lane_column = at.n + 2 * (thread % 4);
+                                                  int box, bool loads, int thread,
+                                                  uint8_t* staged) {
+    const bool odd = (thread / 4) & 1;
+    const float inverse_unit = kScaled ? 1 / p.unit : 1.0f;
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
-      const int row = at.m + first_row + fragment_row(thread, 0, pair);
-      const float* const c =
-          p.c + at.slice * p.slice_stride + int64_t{row} * p.row_stride + lane_column;
+      const int row = fragment_row(thread, 0, pair);
+      float2 old[4];
 #pragma unroll
-      for (int j = first_block; j < first_block + 4; ++j) {
-        float2 old = {0, 0};
-        if (row < p.m && lane_column + 8 * j < p.n)
-          old = *reinterpret_cast<const float2*>(c + 8 * j);
-        if (kScaled) old = {old.x * p.unit, old.y * p.unit};
-        acc[0][4 * j + 2 * pair] = old.x;
-        acc[0][4 * j + 2 * pair + 1] = old.y;
+      for (int j = 0; j < 4; ++j) {
+        const int even_at = 4 * (4 * box + j) + 2 * pair;
+        const int odd_at = 4 * (4 * box + (j ^ 2)) + 2 * pair;
+        float2* const at = place(staged, row, odd ? j ^ 2 : j, thread);
+        if (loads) {
+          old[j] = *at;
+          if (kScaled) old[j] = {old[j].x * p.unit, old[j].y * p.unit};
+        }
+        if (kStores) {
+          *at = {(odd ? acc[0][odd_at] : acc[0][even_at]) * inverse_unit,
+                 (odd ? acc[0][odd_at + 1] : acc[0][even_at + 1]) * inverse_unit};
+        }
+      }
+      if (!loads) continue;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = 4 * (4 * box + j) + 2 * pair;
+        acc[0][i] = odd ? old[j ^ 2].x : old[j].x;
+        acc[0][i + 1] = odd ? old[j ^ 2].y : old[j].y;
       }
     }
   }
 
   static __device__ __forceinline__ bool begin(const Params& p, const TilePosition& at,
                                                float (&acc)[Tile::kHalves][Tile::kN / 2],
-                                               int first_row, int thread) {
+                                               int first_row, int thread, Staging& staging) {
     if (!p.accumulate) return false;
+    prefetch(p, at, first_row, thread, staging);
 #pragma unroll
-    for (int j = 0; j < Tile::kN / 8; j += 4) load_old(p, at, acc, j, first_row, thread);
+    for (int box = 0; box < kTileBoxes; ++box) {
+      staging.await(box % Tile::kBoxes);
+      exchange<false>(p, acc, box, true, thread, staging.box(box % Tile::kBoxes));
+      warpgroup_sync(4 + first_row / 64);
+      if (thread == 0 && box + Tile::kBoxes < kTileBoxes)
+        ask(p, at, box + Tile::kBoxes, first_row, staging);
+    }
     return true;
   }
 
-  // Old values come from DRAM: asked for while the tile before is multiplied.
+  // As many boxes of old values as staging holds, once the last tile has left it.
   static __device__ __forceinline__ void prefetch(const Params& p, const TilePosition& at,
-                                                  int first_row, int thread) {
-    if (!p.accumulate) return;
-    constexpr int kLines = Tile::kN / 32;  // of 128 bytes, a row
-    const int column = at.n + thread % kLines * 32;
-    for (int row = thread / kLines; row < 64; row += 128 / kLines) {
-      const int64_t m = at.m + first_row + row;
-      if (m < p.m && column < p.n)
-        ptx::prefetch_l2(p.c + at.slice * p.slice_stride + m * p.row_stride + column);
-    }
+                                                  int first_row, int thread,
+                                                  const Staging& staging) {
+    if (!p.accumulate || thread != 0) return;
+    ptx::bulk_wait_reads();
+#pragma unroll
+    for (int box = 0; box < Tile::kBoxes; ++box) ask(p, at, box, first_row, staging);
   }
 
   // By way of shared memory, 32 columns at a time, so that the copy engine stores while the next
-  // product runs; what lies outside the matrix it leaves out. Odd rows take their 8-column blocks
-  // in another order: the four rows of a half warp then meet different banks. The registers of 32
-  // columns take the next tile's old values as soon as they are free.
+  // product runs; what lies outside the matrix it leaves out. Where the next tile has old values, a
+  // box holds them until this tile's take their place.
   static __device__ __forceinline__ bool end(const Params& p, const TilePosition& at, bool more,
                                              const TilePosition& next,
                                              float (&acc)[Tile::kHalves][Tile::kN / 2],
-                                             int first_row, int thread, uint8_t* staging) {
+                                             int first_row, int thread, Staging& staging) {
     const bool loads = more && p.accumulate;
     const int warpgroup_barrier = 4 + first_row / 64;
-    const bool odd = (thread / 4) & 1;
-    const float inverse_unit = kScaled ? 1 / p.unit : 1.0f;
 #pragma unroll
-    for (int box = 0; box < Tile::kN / 32; ++box) {
-      uint8_t* const buffer = staging + (box & 1) * 8192;
-      // The copy that read this buffer last is the one before the newest.
-      if (thread == 0) ptx::bulk_wait_reads<1>();
-      warpgroup_sync(warpgroup_barrier);
-#pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        const int row = fragment_row(thread, 0, pair);
-        float2 blocks[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int even_at = 4 * (4 * box + j) + 2 * pair,
-                    odd_at = 4 * (4 * box + (j ^ 2)) + 2 * pair;
-          blocks[j] = {odd ? acc[0][odd_at] : acc[0][even_at],
-                       odd ? acc[0][odd_at + 1] : acc[0][even_at + 1]};
-          if (kScaled) blocks[j] = {blocks[j].x * inverse_unit, blocks[j].y * inverse_unit};
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int block = odd ? j ^ 2 : j;
-          // 16-byte pieces of a row are exchanged by its number: the copy engine's 128-byte
-          // swizzle.
-          const int piece = (2 * block + (thread % 4) / 2) ^ (row & 7);
-          *reinterpret_cast<float2*>(buffer + row * 128 + piece * 16 + (thread & 1) * 8) =
-              blocks[j];
-        }
+    for (int box = 0; box < kTileBoxes; ++box) {
+      const int to = box % Tile::kBoxes;
+      if (loads) {
+        staging.await(to);
+      } else {
+        // The copy that read this box last is kBoxes copies old.
+        if (thread == 0) ptx::bulk_wait_reads<Tile::kBoxes - 1>();
+        warpgroup_sync(warpgroup_barrier);
       }
-      if (loads) load_old(p, next, acc, 4 * box, first_row, thread);
+      exchange<true>(p, acc, box, loads, thread, staging.box(to));
       ptx::fence_async_shared();
       warpgroup_sync(warpgroup_barrier);
-      if (thread == 0) {
-        tensor_store(&p.c_map, buffer, at.n + 32 * box, at.m + first_row, at.slice);
-        ptx::bulk_commit();
+      if (thread != 0) continue;
+      tensor_store(&p.c_map, staging.box(to), at.n + 32 * box, at.m + first_row, at.slice);
+      ptx::bulk_commit();
+      // The box before has been read by now, or soon.
+      if (loads && box > 0 && box - 1 + Tile::kBoxes < kTileBoxes) {
+        ptx::bulk_wait_reads<1>();
+        ask(p, next, box - 1 + Tile::kBoxes, first_row, staging);
       }
     }
     return loads;
@@ -140,16 +161,18 @@ struct RoundOnce {
   };
 
   static __device__ __forceinline__ bool begin(const Params&, const TilePosition&,
-                                               float (&)[Tile::kHalves][Tile::kN / 2], int, int) {
+                                               float (&)[Tile::kHalves][Tile::kN / 2], int, int,
+                                               const Staging&) {
     return false;
   }
-  static __device__ __forceinline__ void prefetch(const Params&, const TilePosition&, int, int) {}
+  static __device__ __forceinline__ void prefetch(const Params&, const TilePosition&, int, int,
+                                                  const Staging&) {}
 
   // As ChainF32::end, 64 columns at a time.
   static __device__ __forceinline__ bool end(const Params& p, const TilePosition& at, bool,
                                              const TilePosition&,
                                              float (&acc)[Tile::kHalves][Tile::kN / 2],
-                                             int first_row, int thread, uint8_t* staging) {
+                                             int first_row, int thread, const Staging& staging) {
     const int warpgroup_barrier = 4 + first_row / 64;
     const int lane_column = 2 * (thread % 4);
     if constexpr (std::is_same_v<T, __half>) {
@@ -165,8 +188,8 @@ struct RoundOnce {
     }
 #pragma unroll
     for (int box = 0; box < Tile::kN / 64; ++box) {
-      uint8_t* const buffer = staging + (box & 1) * 8192;
-      if (thread == 0) ptx::bulk_wait_reads<1>();
+      uint8_t* const buffer = staging.box(box % Tile::kBoxes);
+      if (thread == 0) ptx::bulk_wait_reads<Tile::kBoxes - 1>();
       warpgroup_sync(warpgroup_barrier);
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
@@ -240,10 +263,12 @@ struct ScaledExponentials {
   };
 
   static __device__ __forceinline__ bool begin(const Params&, const TilePosition&,
-                                               float (&)[Tile::kHalves][Tile::kN / 2], int, int) {
+                                               float (&)[Tile::kHalves][Tile::kN / 2], int, int,
+                                               const Staging&) {
     return false;
   }
-  static __device__ __forceinline__ void prefetch(const Params&, const TilePosition&, int, int) {}
+  static __device__ __forceinline__ void prefetch(const Params&, const TilePosition&, int, int,
+                                                  const Staging&) {}
 
   static __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
@@ -260,7 +285,7 @@ struct ScaledExponentials {
   static __device__ __forceinline__ bool end(const Params& p, const TilePosition& at, bool,
                                              const TilePosition&,
                                              float (&acc)[Tile::kHalves][Tile::kN / 2],
-                                             int first_row, int thread, uint8_t*) {
+                                             int first_row, int thread, const Staging&) {
     if (at.n >= p.vocab) return false;
     const int lane_column = 2 * (thread % 4);
     const float scale_log2 = p.scale * kLog2E;

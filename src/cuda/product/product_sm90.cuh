@@ -48,6 +48,20 @@ namespace sm90 {
 
 inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
+// Where one consumer's results meet the copy engine: Tile::kBoxes boxes, and a barrier for each,
+// with the parity that its next load will complete.
+struct Staging {
+  uint8_t* boxes;
+  uint32_t barriers;
+  uint32_t parities = 0;
+
+  __device__ __forceinline__ uint8_t* box(int i) const { return boxes + i * 8192; }
+  __device__ __forceinline__ void await(int i) {
+    ptx::barrier_wait(barriers + 8 * i, parities >> i & 1);
+    parities ^= 1u << i;
+  }
+};
+
 struct TilePosition {
   int m, n;  // first row, first column of this CTA's tile
   int slice;
@@ -138,8 +152,8 @@ __device__ __forceinline__ void load_block(uint8_t* to, const ProductOperands& o
 // and the thread:
 //   bool begin      fills acc with C's old values (true) or leaves it (false: start at zero)
 //   void prefetch   may ask for the old values of the next tile
-//   bool end        stores the tile, by way of this warpgroup's Tile::kStagingBytes; may also begin
-//                   the next tile, where there is one
+//   bool end        stores the tile, by way of this warpgroup's staging; may also begin the next
+//                   tile, where there is one
 template <class Tile, Form kFormA, Major kA, Major kB, class Epilogue, bool kListed>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     product_kernel(const __grid_constant__ ProductOperands operands,
@@ -164,6 +178,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   uint8_t* const staging = shared + kStages * Tile::kStageBytes;
   const uint32_t full = shared_address(staging + 2 * Tile::kStagingBytes);
   const uint32_t empty = full + 8 * kStages;
+  const uint32_t staged = empty + 8 * kStages;  // and a box of a consumer's staging has arrived
 
   const uint32_t rank = ptx::cluster_rank();
   const int cta_m = static_cast<int>(rank) / Tile::kClusterN,
@@ -177,6 +192,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       ptx::barrier_init(empty + 8 * i, (Tile::kClusterM + Tile::kClusterN - 1) *
                                            (Tile::kConsumers == Consumers::kTogether ? 2 : 1));
     }
+    for (int i = 0; i < 2 * Tile::kBoxes; ++i) ptx::barrier_init(staged + 8 * i, 1);
     ptx::fence_barrier_init();
   }
   __syncwarp();
@@ -254,6 +270,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if (kInTurn && warpgroup == 2) pass_turn(other_turn);
     float acc[Tile::kHalves][Tile::kN / 2];
     bool begun = false;
+    Staging mine{staging + (warpgroup - 1) * Tile::kStagingBytes,
+                 staged + (warpgroup - 1) * 8 * Tile::kBoxes};
     for (int64_t tile = first_tile; tile < n_tiles; tile += tile_step, ++turn) {
       const TilePosition at = locate<Tile, kListed>(grid, lists, tile, cta_m, cta_n);
       if (kInTurn && (turn & 1) != warpgroup - 1) {
@@ -263,7 +281,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         stage %= kStages;
         continue;
       }
-      if (!begun) begun = Epilogue::begin(params, at, acc, first_row, thread);
+      if (!begun) begun = Epilogue::begin(params, at, acc, first_row, thread, mine);
       const int keep = begun ? 1 : 0;
       const bool more = !kInTurn && tile + tile_step < n_tiles;
       const TilePosition next =
@@ -277,8 +295,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #pragma unroll
             for (int i = 0; i < Tile::kN / 2; ++i) acc[0][i] = 0;
           }
-          begun = Epilogue::end(params, at, more, next, acc, first_row, thread,
-                                staging + (warpgroup - 1) * Tile::kStagingBytes);
+          if (more) Epilogue::prefetch(params, next, first_row, thread, mine);
+          begun = Epilogue::end(params, at, more, next, acc, first_row, thread, mine);
           continue;
         }
       }
@@ -290,7 +308,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       multiply_block<Tile, typename Epilogue::Operand, kA, kB>(
           acc, my_a_tiles + stage * Tile::kAStageBytes, b_tiles + stage * Tile::kBStageBytes, keep);
       wgmma_commit();
-      if (more) Epilogue::prefetch(params, next, first_row, thread);
+      if (more) Epilogue::prefetch(params, next, first_row, thread, mine);
       int previous = stage;
       if (++stage == kStages) stage = 0, parity ^= 1;
       for (int block = 1; block < at.n_blocks; ++block) {
@@ -307,8 +325,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       if (kInTurn) pass_turn(other_turn);
       wgmma_wait<0>();
       if (sender) barrier_arrive_remote(empty + 8 * previous, thread);
-      begun = Epilogue::end(params, at, more, next, acc, first_row, thread,
-                            staging + (warpgroup - 1) * Tile::kStagingBytes);
+      begun = Epilogue::end(params, at, more, next, acc, first_row, thread, mine);
     }
     ptx::bulk_wait_reads();  // shared memory outlives the copies from it
   }
