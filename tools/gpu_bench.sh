@@ -27,7 +27,9 @@ else
   echo "SKIPPED: the C++ benchmarks: they could not be built"
 fi
 if tools/gpu_wheel.sh; then
-  PYTHONPATH=build-gpu/wheel${PYTHONPATH:+:$PYTHONPATH} bench python python3 bench/gpu/peers_torch.py --output "$folder/python.json"
+  export PYTHONPATH=build-gpu/wheel${PYTHONPATH:+:$PYTHONPATH}
+  bench python python3 bench/gpu/peers_torch.py --output "$folder/python.json"
+  bench logits_python python3 bench/gpu/peers_logits.py --output "$folder/logits_python.json"
 else
   echo "SKIPPED: the Python benchmarks"
 fi
