@@ -25,7 +25,7 @@ def test_the_blocks_of_a_page(page):
 @pytest.mark.parametrize(
     "example, says",
     [
-        (["train_tiny.py", "--steps=8", "--vocab=512"], "the curves are"),
+        (["train_tiny.py", "--steps=8", "--vocab=512", "--png=curves.png"], "the curves are"),
         (["distil.py", "--steps=3"], "nats a token"),
         (["grpo_step.py", "--steps=2"], "reward"),
     ],
@@ -37,8 +37,12 @@ def test_examples(example, says, tmp_path):
         env=os.environ | {"PYTHONPATH": str(ROOT / "python")},
         capture_output=True,
         text=True,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert says in done.stdout
     if example[0] == "train_tiny.py":
         assert float(re.search(r"curves are (\S+) apart", done.stdout)[1]) < 1e-4
+        png = (tmp_path / "curves.png").read_bytes()
+        assert png.startswith(b"\x89PNG\r\n") and len(png) > 4096, "the curves, and the memory beside them"
+

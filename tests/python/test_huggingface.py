@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers as hf
 
+import ullage
 from ullage.torch import patch, unpatch
 
 SIZES = dict(
@@ -64,6 +65,15 @@ def test_loss_and_gradients_are_the_models_own(name, n_items):
         torch.testing.assert_close(found[each], gradient, rtol=1e-4, atol=1e-6, msg=each)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2"])
+def test_evaluation_goes_through_the_fused_head_too(name):
+    model, inputs = MODELS[name]().eval(), batch()
+    with torch.no_grad():
+        own, out = model(**inputs), patch(model)(**inputs)
+    assert out.logits is None and not out.loss.requires_grad
+    torch.testing.assert_close(out.loss, own.loss, rtol=1e-6, atol=1e-6)
+
+
 def test_logits_only_when_asked_for():
     model = patch(MODELS["gemma2"]()).eval()
     inputs = batch()
@@ -97,3 +107,12 @@ def test_an_adapter_on_the_head_is_refused_not_ignored():
 def test_logits_to_keep_with_labels_is_refused():
     with pytest.raises(ValueError, match="logits_to_keep"):
         patch(MODELS["llama"]())(**batch(), logits_to_keep=1)
+
+
+def test_options_of_the_loss_are_passed_on():
+    own = MODELS["llama"]()
+    inputs = batch()
+    plain = own(**inputs).loss
+    assert patch(own, z_loss=0.1)(**inputs).loss > plain
+    with pytest.raises(ullage.UllageError, match="filter_tolerance"):  # on the CPU
+        patch(own, filter_tolerance=1e-3)(**inputs)

@@ -215,9 +215,10 @@ def plan_without_strips(
 ) -> tuple[HeadPlan, bool]:
     """The plan, and whether d_weight is to be float32 where out's has 16 bits, and rounded into it.
 
-    A 16-bit d_weight whose float32 sum does not fit the workspace is made by strips of the vocabulary, from logits
-    that are made twice: 8 n d v operations for 6. A float32 one needs no other sum and lends its memory to the run,
-    and takes twice the 16-bit one's bytes until it is rounded. Without a budget it is had; with one, where both fit.
+    A 16-bit d_weight whose float32 sum does not fit the workspace is made by strips of the vocabulary, for which
+    logits are made again: up to 8 n d v operations for 6. A float32 one needs no other sum and lends its memory to the
+    run, and takes twice the 16-bit one's bytes until it is rounded. Without a budget it is had; with one, where both
+    fit.
     """
     plan = refusal = None
     try:
@@ -230,7 +231,9 @@ def plan_without_strips(
     if fits and (plan is None or plan.mode == "strip"):
         wide = out._replace(weight=out.weight.new_empty(0, dtype=torch.float32))
         with contextlib.suppress(UllageError):
-            return plan_of(tensors, config, out=wide, budget_bytes=rest, **what), True
+            without = plan_of(tensors, config, out=wide, budget_bytes=rest, **what)
+            if plan is None or without.operations < plan.operations:
+                return without, True
     if plan is None:
         assert refusal is not None
         raise refusal

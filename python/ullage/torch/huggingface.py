@@ -13,15 +13,18 @@ from torch import Tensor, nn
 from ullage.torch.cross_entropy import linear_cross_entropy
 
 
-def patch(model: nn.Module, *, z_loss: float = 0.0, budget_bytes: int | None = None) -> nn.Module:
+def patch(
+    model: nn.Module, *, z_loss: float = 0.0, budget_bytes: int | None = None, filter_tolerance: float | None = None
+) -> nn.Module:
     """Makes model(..., labels=labels) compute its loss without the logits; returns the model.
 
     The loss is the library's own: labels are shifted by one, -100 is ignored, and num_items_in_batch, where the
     trainer gives it, is the divisor. final_logit_softcapping (Gemma), logits_scaling (Granite) and logit_scale (Cohere)
     are read from the configuration. The output's `logits` are None unless the call says output_logits=True; a call
-    without labels is the model's own. `unpatch` undoes it.
+    without labels is the model's own. The options are those of linear_cross_entropy. `unpatch` undoes it.
     """
     _head_of(model)
+    options = {"z_loss": z_loss, "budget_bytes": budget_bytes, "filter_tolerance": filter_tolerance}
     own = type(model).forward
     parameters = inspect.signature(own).parameters
     names = [name for name in parameters if name != "self"]
@@ -32,7 +35,7 @@ def patch(model: nn.Module, *, z_loss: float = 0.0, budget_bytes: int | None = N
         output_logits = kwargs.pop("output_logits", False)
         if labels is None and kwargs.get("shift_labels") is None:
             return own(self, **kwargs)
-        return _forward_with_loss(self, labels, kwargs, output_logits, z_loss, budget_bytes)
+        return _forward_with_loss(self, labels, kwargs, output_logits, options)
 
     # Trainers read the signature to learn which columns of a data set the model takes.
     forward.__signature__ = inspect.signature(own)  # type: ignore[attr-defined]
@@ -68,8 +71,7 @@ def _forward_with_loss(
     labels: Tensor | None,
     kwargs: dict[str, Any],
     output_logits: bool,
-    z_loss: float,
-    budget_bytes: int | None,
+    options: dict[str, Any],
 ) -> Any:
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -94,11 +96,10 @@ def _forward_with_loss(
         bias=head.bias,
         ignore_index=ignore_index,
         reduction="mean" if n_items is None else "sum",
-        z_loss=z_loss,
         softcap=softcap,
         logits_scale=scale,
         shift=shifted is None,
-        budget_bytes=budget_bytes,
+        **options,
     )
     if n_items is not None:
         loss = loss / (n_items.to(loss.device) if torch.is_tensor(n_items) else n_items)
