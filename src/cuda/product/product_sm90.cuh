@@ -57,8 +57,10 @@ struct Staging {
 
   __device__ __forceinline__ uint8_t* box(int i) const { return boxes + i * 8192; }
   __device__ __forceinline__ void await(int i) {
+#if ULLAGE_SM90
     ptx::barrier_wait(barriers + 8 * i, parities >> i & 1);
     parities ^= 1u << i;
+#endif
   }
 };
 
