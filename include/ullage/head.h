@@ -91,7 +91,7 @@ typedef struct ullage_head_inputs {
   double upstream; /* the factor on every gradient: 1 for the gradients of the total */
   ullage_vector upstream_rows;
   ullage_vector group_shift, group_log_sum, group_label_log_prob; /* of a shard: lossk/group.h */
-  ullage_vector group_distance;
+  ullage_vector group_distance, group_entropy;
 } ullage_head_inputs;
 
 /* lossk::PolicyMetrics. */

@@ -65,6 +65,7 @@ class Inputs(ctypes.Structure):
         ("group_log_sum", Vector),
         ("group_label_log_prob", Vector),
         ("group_distance", Vector),
+        ("group_entropy", Vector),
     ]
 
 

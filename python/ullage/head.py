@@ -32,6 +32,7 @@ _VECTORS = (
     "group_log_sum",
     "group_label_log_prob",
     "group_distance",
+    "group_entropy",
 )
 _GRADIENTS = ("d_logits", "d_hidden", "d_weight", "d_bias", "d_adapter_a", "d_adapter_b")
 _ROWS = {

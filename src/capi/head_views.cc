@@ -141,6 +141,7 @@ Status read_inputs(const ullage_head_inputs& from, lossk::Inputs& inputs) {
   read.vector("group_log_sum", from.group_log_sum, inputs.group_log_sum);
   read.vector("group_label_log_prob", from.group_label_log_prob, inputs.group_label_log_prob);
   read.vector("group_distance", from.group_distance, inputs.group_distance);
+  read.vector("group_entropy", from.group_entropy, inputs.group_entropy);
   return read.status();
 }
 

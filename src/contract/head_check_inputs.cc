@@ -158,6 +158,7 @@ Status check_row_inputs(const Shape& shape, const Inputs& inputs) {
                  {"group_log_sum", inputs.group_log_sum, n},
                  {"group_label_log_prob", inputs.group_label_log_prob, n},
                  {"group_distance", inputs.group_distance, n},
+                 {"group_entropy", inputs.group_entropy, n},
                  {"upstream_rows", inputs.upstream_rows, n}};
   for (const auto& [name, view, size] : vectors) {
     if (view) ULLAGE_RETURN_IF_REFUSED(check_vector({name}, view, size));

@@ -2,7 +2,6 @@
 // the group's log-sum-exp and label alone, and the statistics that it needs of the group.
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "contract/describe.h"
 #include "contract/head_validate.h"
@@ -39,17 +38,13 @@ Status check_group(const HeadConfig& config) {
   return kHeadOk;
 }
 
-Status check_shard(const Shape& shape, const HeadOptions& options, const Request& request) {
+Status check_shard(const Shape& shape, const HeadOptions& options) {
   if (options.group_vocab == 0) return kHeadOk;
   if (options.group_vocab - options.vocab_offset < shape.vocab) {
     return {kGroupBadRange,
             "options: vocab_offset is " + describe(options.vocab_offset) + " and vocab " +
                 describe(shape.vocab) +
                 "; accepted: together at most group_vocab = " + describe(options.group_vocab)};
-  }
-  for (const auto& [field, asked] : {std::pair{"entropy", request.entropy},
-                                     std::pair{"policy_metrics", request.policy_metrics}}) {
-    if (asked) return unsupported("request: ", field, "true", "false");
   }
   return kHeadOk;
 }
@@ -70,7 +65,9 @@ Status check_group_inputs(const Shape& shape, const HeadConfig& config, const In
                     // A shard without labels has no log-probability of one.
                     {"group_label_log_prob", static_cast<bool>(inputs.group_label_log_prob),
                      static_cast<bool>(inputs.labels)},
-                    {"group_distance", static_cast<bool>(inputs.group_distance), smooths}};
+                    {"group_distance", static_cast<bool>(inputs.group_distance), smooths},
+                    {"group_entropy", static_cast<bool>(inputs.group_entropy),
+                     outputs.entropy || !outputs.policy_metrics.empty()}};
   bool any = false;
   for (const auto& each : statistics) any |= each.given;
   if (config.options.group_vocab == 0) {
@@ -84,15 +81,16 @@ Status check_group_inputs(const Shape& shape, const HeadConfig& config, const In
   if (!outputs.correct.empty()) return unsupported("", "correct", "asked for", "none");
 
   const bool wanted = !outputs.terms.empty() || outputs.total || outputs.token_loss ||
-                      outputs.d_logits || outputs.d_hidden || outputs.d_weight || outputs.d_bias ||
-                      outputs.d_adapter_a || outputs.d_adapter_b;
+                      !outputs.policy_metrics.empty() || outputs.d_logits || outputs.d_hidden ||
+                      outputs.d_weight || outputs.d_bias || outputs.d_adapter_a ||
+                      outputs.d_adapter_b;
   if (shape.n_tok == 0 || (!any && !wanted)) return kHeadOk;
   for (const auto& [name, given, needed] : statistics) {
     if (given || !needed) continue;
     return {kGroupStatistics, std::string(name) +
                                   " is not given; needed for the losses and gradients of a shard. "
                                   "accepted without: its own shift, log_sum, label_log_prob, "
-                                  "distance"};
+                                  "distance, entropy"};
   }
   return kHeadOk;
 }

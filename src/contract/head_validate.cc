@@ -295,7 +295,7 @@ Status check_plan(const Shape& shape, const HeadConfig& config, const Request& r
                   describe(config.options.vocab_offset), "at most 2^63 - vocab");
   }
   if (Status status = check_request(shape, config.options, request); !status.ok()) return status;
-  if (Status status = check_shard(shape, config.options, request); !status.ok()) return status;
+  if (Status status = check_shard(shape, config.options); !status.ok()) return status;
   for (const LossTerm& term : config.terms) {
     if (term.kind != LossKind::kDistillation) continue;
     const auto index = static_cast<size_t>(term.teacher);

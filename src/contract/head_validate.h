@@ -27,7 +27,7 @@ Status check_inputs(const Shape& shape, const HeadConfig& config, const Request&
 // What becomes of the three for a shard of a vocabulary (group.h): 661 to 663. A run on a GPU calls
 // the last by itself.
 Status check_group(const HeadConfig& config);
-Status check_shard(const Shape& shape, const HeadOptions& options, const Request& request);
+Status check_shard(const Shape& shape, const HeadOptions& options);
 Status check_group_inputs(const Shape& shape, const HeadConfig& config, const Inputs& inputs,
                           const Outputs& outputs);
 

@@ -125,9 +125,7 @@ void row_outputs(const HeadConfig& config, const HeadInputs& inputs,
     ++result.n_valid;
     result.lse[row] = softmax.lse;
     result.argmax[row] = std::max_element(x, x + vocab) - x;
-    for (const double log_q : softmax.log_q) {
-      if (std::exp(log_q) > 0) result.entropy[row] -= std::exp(log_q) * log_q;
-    }
+    result.entropy[row] = row_entropy(inputs, row, softmax);
     if (inputs.labels.empty()) continue;
     const int64_t label = inputs.labels[row] - config.options.vocab_offset;
     result.label_log_prob[row] = label_log_prob(inputs, row, label, softmax);
@@ -164,6 +162,15 @@ LogSoftmax student_softmax(const HeadInputs& inputs, int64_t row, const double* 
     result.log_q.push_back(scale * (logits[j] - result.shift) - result.log_sum);
   }
   return result;
+}
+
+double row_entropy(const HeadInputs& inputs, int64_t row, const LogSoftmax& softmax) {
+  if (!inputs.group_entropy.empty()) return inputs.group_entropy[row];
+  double sum = 0;
+  for (const double log_q : softmax.log_q) {
+    if (std::exp(log_q) > 0) sum -= std::exp(log_q) * log_q;
+  }
+  return sum;
 }
 
 double label_log_prob(const HeadInputs& inputs, int64_t row, int64_t label,

@@ -34,7 +34,8 @@ struct HeadInputs {
   int64_t n_segments = 0;
   std::vector<int64_t> pairs;  // [n_pairs][2]
   std::vector<HeadTeacher> teachers;
-  std::vector<double> group_shift, group_log_sum, group_label_log_prob, group_distance;  // [n_tok]
+  std::vector<double> group_shift, group_log_sum, group_label_log_prob;  // [n_tok]
+  std::vector<double> group_distance, group_entropy;                     // [n_tok]
 
   double upstream = 1;
   std::vector<double> upstream_rows;  // [n_tok]

@@ -75,14 +75,6 @@ double default_divisor(const TermContext& context, double n_tokens) {
   return 0;
 }
 
-double entropy(const LogSoftmax& softmax) {
-  double sum = 0;
-  for (const double log_q : softmax.log_q) {
-    if (std::exp(log_q) > 0) sum -= std::exp(log_q) * log_q;
-  }
-  return sum;
-}
-
 }  // namespace
 
 TermResult policy_term(const TermContext& context) {
@@ -150,7 +142,7 @@ TermResult policy_term(const TermContext& context) {
     metrics.kl += document_weight * (std::expm1(log_ratio) - log_ratio);
     metrics.clipped += document_weight * (r < low || r > high ? 1 : 0);
     metrics.advantage += document_weight * advantage;
-    metrics.entropy += document_weight * entropy(softmax[row]);
+    metrics.entropy += document_weight * row_entropy(inputs, row, softmax[row]);
     metrics.ratio_sum += ratio_weight * r;
     metrics.ratio_squared_sum += ratio_weight * r * r;
     metrics.max_advantage = std::max(metrics.max_advantage, inputs.advantages[row]);

@@ -21,6 +21,9 @@ LogSoftmax log_softmax(const double* logits, int64_t vocab, double scale);
 LogSoftmax student_softmax(const HeadInputs& inputs, int64_t row, const double* logits,
                            double scale);
 
+// -sum_j q_j ln q_j; of a shard in a group, the group's.
+double row_entropy(const HeadInputs& inputs, int64_t row, const LogSoftmax& softmax);
+
 // ln q of the row's label, at column `label`: -inf where it is another shard's.
 double label_log_prob(const HeadInputs& inputs, int64_t row, int64_t label,
                       const LogSoftmax& softmax);

@@ -149,6 +149,7 @@ constexpr std::string_view kInputFields[] = {"logits",
                                              "group_log_sum",
                                              "group_label_log_prob",
                                              "group_distance",
+                                             "group_entropy",
                                              "teachers",
                                              "teacher_logits",
                                              "teacher_hidden",
@@ -272,6 +273,7 @@ Result<HeadCase> read_case(const json& object) {
   arrays.numbers("group_log_sum", in.group_log_sum);
   arrays.numbers("group_label_log_prob", in.group_label_log_prob);
   arrays.numbers("group_distance", in.group_distance);
+  arrays.numbers("group_entropy", in.group_entropy);
   arrays.integers("segments", in.segments);
   arrays.integers("pairs", in.pairs);
   for (const int64_t segment : in.segments) {

@@ -89,6 +89,7 @@ lossk::Inputs stored_inputs(const HeadConfig& config, const HeadInputs& in, Stor
   views.group_log_sum = vector(in.group_log_sum);
   views.group_label_log_prob = vector(in.group_label_log_prob);
   views.group_distance = vector(in.group_distance);
+  views.group_entropy = vector(in.group_entropy);
   views.segments = ids(in.segments);
   views.n_segments = in.n_segments;
   views.pairs = ids(in.pairs);
@@ -127,8 +128,14 @@ bool has_losses(const HeadCase& head) {
   return !is_shard(head) || !head.inputs.group_shift.empty();
 }
 
+// A shard's own entropy, and once in a group the group's where that is given.
+bool has_metrics(const HeadCase& head) {
+  return !is_shard(head) || !head.inputs.group_entropy.empty();
+}
+bool has_entropy(const HeadCase& head) { return !has_losses(head) || has_metrics(head); }
+
 lossk::Request full_request(const HeadCase& head, DType dtype) {
-  if (!has_losses(head)) return {.input_dtype = dtype, .weight_dtype = dtype};
+  if (!has_losses(head)) return {.input_dtype = dtype, .weight_dtype = dtype, .entropy = true};
   const bool from_hidden = head.inputs.shape.d_model > 0;
   return {.input_dtype = dtype,
           .weight_dtype = dtype,
@@ -139,8 +146,8 @@ lossk::Request full_request(const HeadCase& head, DType dtype) {
           .d_weight = from_hidden,
           .d_bias = from_hidden && head.config.options.bias,
           .d_adapter = from_hidden && head.config.options.adapter_rank > 0,
-          .entropy = !is_shard(head),
-          .policy_metrics = !is_shard(head)};
+          .entropy = has_entropy(head),
+          .policy_metrics = has_metrics(head)};
 }
 
 struct AlignedDelete {
@@ -174,11 +181,11 @@ Result<HeadResult> run_plan(const lossk::HeadPlan& plan, const HeadCase& head,
   const MutableVectorView distance = output(result.distance, n_tok);
   if (lossk::smooths_labels(head.config)) out.distance = distance;
   if (inputs.labels) out.label_log_prob = label_log_prob;
+  if (has_entropy(head)) out.entropy = entropy;
+  if (has_metrics(head)) out.policy_metrics = result.policy_metrics;
   if (!is_shard(head)) {
-    out.entropy = entropy;
     out.argmax = result.argmax;
     if (inputs.labels) out.correct = result.correct;
-    out.policy_metrics = result.policy_metrics;
   }
   if (request.d_logits) out.d_logits = storage.zeros(n_tok, vocab);
   if (request.d_hidden) out.d_hidden = storage.zeros(n_tok, d_model);
@@ -313,12 +320,14 @@ std::string head_result_to_json(const Result<HeadCase>& head, const Result<HeadR
       out["distance"] = numbers(result->distance);
     }
   }
-  if (outputs.rows && !is_shard(*head)) {
+  if (has_entropy(*head) && (outputs.rows || !has_losses(*head))) {
     out["entropy"] = numbers(result->entropy);
+  }
+  if (outputs.rows && !is_shard(*head)) {
     out["argmax"] = result->argmax;
     out["correct"] = result->correct;
   }
-  if (outputs.metrics && !is_shard(*head)) {
+  if (outputs.metrics && has_metrics(*head)) {
     out["metrics"] = ordered_json::object();
     for (size_t t = 0; t < config.terms.size(); ++t) {
       const lossk::LossKind kind = config.terms[t].kind;

@@ -194,6 +194,7 @@ void HeadScalars::place_in_group(int64_t row) {
       s.sum = std::exp(s.log_sum);
       s.label = s.log_sum + value_or(inputs_.group_label_log_prob, row, 0);
       s.distance = value_or(inputs_.group_distance, row, 0);
+      s.entropy = value_or(inputs_.group_entropy, row, 0);
     } else if (s.max == kNone || (has_label(row) && label(row) < 0)) {
       s.label = kNone;
     }

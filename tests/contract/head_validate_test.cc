@@ -414,17 +414,14 @@ TEST(HeadGroupCheck, RefusesWhatAShardCannotServe) {
   EXPECT_TRUE(of({.label_smoothing = .1}).ok());
   expect_refused(of({.logits_scale = 2}), kGroupUnsupported, "logits_scale is 2");
 
-  const auto plan = [](int64_t offset, int64_t group, Request request = {}) {
+  const auto plan = [](int64_t offset, int64_t group) {
     return check_plan(
         {1, 0, 5},
-        {.terms = {{.name = "a"}}, .options = {.vocab_offset = offset, .group_vocab = group}},
-        request);
+        {.terms = {{.name = "a"}}, .options = {.vocab_offset = offset, .group_vocab = group}}, {});
   };
   EXPECT_TRUE(plan(5, 10).ok());
   expect_refused(plan(6, 10), kGroupBadRange, "vocab_offset is 6 and vocab 5");
   expect_refused(plan(0, 4), kGroupBadRange, "group_vocab = 4");
-  expect_refused(plan(0, 10, {.entropy = true}), kGroupUnsupported, "entropy");
-  expect_refused(plan(0, 10, {.policy_metrics = true}), kGroupUnsupported, "policy_metrics");
 }
 
 TEST(HeadGroupCheck, AsksForTheGroupsStatisticsWithLossesAndGradients) {
@@ -460,6 +457,17 @@ TEST(HeadGroupCheck, AsksForTheGroupsStatisticsWithLossesAndGradients) {
   EXPECT_EQ(check(statistics, smoothed).code(), kGroupStatistics);
   in.group_distance = given;
   EXPECT_TRUE(check(statistics, smoothed).ok());
+  losses.entropy = out;
+  expect_refused(check(losses, shard), kGroupStatistics, "group_entropy is not given");
+  in.group_entropy = given;
+  EXPECT_TRUE(check(losses, shard).ok());
+  in = {};
+  Outputs own, of_policy;
+  own.entropy = out;
+  EXPECT_TRUE(check(own, shard).ok());
+  std::vector<PolicyMetrics> metrics(1);
+  of_policy.policy_metrics = metrics;
+  expect_refused(check(of_policy, shard), kGroupStatistics, "group_shift");
   losses.argmax = ids;
   expect_refused(check(losses, shard), kGroupUnsupported, "argmax");
   losses.argmax = {};

@@ -27,7 +27,7 @@ struct DeviceOptions {
   bool in_place = false;
   bool accumulate = false;  // over a gradient of halves
   bool row_outputs = true;
-  bool statistics = false;  // of a shard: shift, log_sum, label_log_prob and distance alone
+  bool statistics = false;  // of a shard: shift, log_sum, label_log_prob, distance and entropy
   int64_t first_row = 0, n_rows = -1;  // -1: all
   Placement logits = {}, teacher = {}, gradient_at = {};
 };
@@ -153,6 +153,7 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
                                   const reference::HeadInputs& in, DeviceOptions options) {
   DeviceResult result;
   const bool shard = given_config.options.group_vocab > 0;
+  const bool metrics_wanted = !options.statistics;
   options.gradient &= !options.statistics;
   lossk::HeadConfig config = given_config;
   for (lossk::Teacher& teacher : config.teachers) teacher.dtype = options.dtype;
@@ -161,8 +162,8 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
   const lossk::Request request = {.input_dtype = options.dtype,
                                   .grad_dtype = options.dtype,
                                   .d_logits = options.gradient,
-                                  .entropy = !shard,
-                                  .policy_metrics = !shard};
+                                  .entropy = true,
+                                  .policy_metrics = metrics_wanted};
   const auto plan = lossk::cuda::plan_with_tuning({n, 0, vocab}, config, request,
                                                   {.kernel = options.kernel}, options.tuning);
   result.planned = plan.status();
@@ -202,6 +203,7 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
   inputs.group_log_sum = held.floats(in.group_log_sum, first);
   inputs.group_label_log_prob = held.floats(in.group_label_log_prob, first);
   inputs.group_distance = held.floats(in.group_distance, first);
+  inputs.group_entropy = held.floats(in.group_entropy, first);
   inputs.upstream = in.upstream;
   inputs.upstream_rows = held.floats(in.upstream_rows, first);
   for (size_t t = 0; t < config.teachers.size(); ++t) {
@@ -236,11 +238,13 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
     if (lossk::smooths_labels(config)) outputs.distance = vector(distance);
     if (!in.labels.empty()) outputs.label_log_prob = vector(log_prob);
   }
+  if (options.row_outputs) outputs.entropy = vector(entropy);
+  if (options.row_outputs && metrics_wanted) {
+    outputs.policy_metrics = {metrics.data<lossk::PolicyMetrics>(), n_terms};
+  }
   if (options.row_outputs && !shard) {
-    outputs.entropy = vector(entropy);
     outputs.argmax = {argmax.data<int64_t>(), rows};
     if (!in.labels.empty()) outputs.correct = {correct.data<uint8_t>(), rows};
-    outputs.policy_metrics = {metrics.data<lossk::PolicyMetrics>(), n_terms};
   }
   if (options.gradient) outputs.d_logits = options.in_place ? logits.view : gradient->view;
   outputs.accumulate = options.accumulate;

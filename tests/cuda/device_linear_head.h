@@ -18,7 +18,7 @@ struct LinearOptions {
   bool d_hidden = true, d_weight = true;  // and with the latter d_bias and the adapter's
   bool accumulate = false;                // over gradients of 0.5
   bool capture = false;                   // the plan's first run, into a CUDA graph
-  bool statistics = false;  // of a shard: shift, log_sum, label_log_prob and distance alone
+  bool statistics = false;  // of a shard: shift, log_sum, label_log_prob, distance and entropy
 };
 
 struct LinearResult {
@@ -62,7 +62,8 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   const int64_t rank = config.options.adapter_rank;
   const DType d_hidden_dtype =
       options.d_hidden_dtype == DType::kF64 ? options.dtype : options.d_hidden_dtype;
-  const bool every_output = options.kernel == "linear_head_sm80_chunked_products" && !shard;
+  const bool chunked = options.kernel == "linear_head_sm80_chunked_products";
+  const bool metrics_wanted = chunked && !options.statistics;
   const lossk::Request request = {.input_dtype = options.dtype,
                                   .weight_dtype = options.dtype,
                                   .grad_dtype = d_hidden_dtype,
@@ -71,8 +72,8 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
                                   .d_weight = options.d_weight,
                                   .d_bias = options.d_weight && config.options.bias,
                                   .d_adapter = options.d_weight && rank > 0,
-                                  .entropy = every_output,
-                                  .policy_metrics = every_output};
+                                  .entropy = chunked,
+                                  .policy_metrics = metrics_wanted};
   const auto plan = lossk::plan_cuda_linear(
       in.shape, config, request,
       {.budget_bytes = options.budget_bytes, .chunk = options.chunk, .kernel = options.kernel});
@@ -112,6 +113,7 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   inputs.group_log_sum = held.floats(in.group_log_sum, 0);
   inputs.group_label_log_prob = held.floats(in.group_label_log_prob, 0);
   inputs.group_distance = held.floats(in.group_distance, 0);
+  inputs.group_entropy = held.floats(in.group_entropy, 0);
   inputs.upstream = in.upstream;
   inputs.upstream_rows = held.floats(in.upstream_rows, 0);
   for (size_t t = 0; t < config.teachers.size(); ++t) {
@@ -147,11 +149,11 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   outputs.log_sum = vector(log_sum);
   if (lossk::smooths_labels(config)) outputs.distance = vector(distance);
   if (!in.labels.empty()) outputs.label_log_prob = vector(log_prob);
-  if (every_output) {
-    outputs.entropy = vector(entropy);
+  if (chunked) outputs.entropy = vector(entropy);
+  if (metrics_wanted) outputs.policy_metrics = {metrics.data<lossk::PolicyMetrics>(), n_terms};
+  if (chunked && !shard) {
     outputs.argmax = {argmax.data<int64_t>(), rows};
     if (!in.labels.empty()) outputs.correct = {correct.data<uint8_t>(), rows};
-    outputs.policy_metrics = {metrics.data<lossk::PolicyMetrics>(), n_terms};
   }
   // Gradients: halves where they are accumulated in, else NaN, so that every element must be
   // written.
@@ -200,7 +202,7 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   result.log_sum = doubles(log_sum);
   result.distance = doubles(distance);
   if (!in.labels.empty()) result.label_log_prob = doubles(log_prob);
-  if (every_output) {
+  if (chunked) {
     result.entropy = doubles(entropy);
     result.argmax = argmax.read<int64_t>();
     if (!in.labels.empty()) result.correct = correct.read<uint8_t>();

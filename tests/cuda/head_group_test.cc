@@ -99,6 +99,7 @@ GroupRun run_group(const RandomHead& head, const std::vector<int64_t>& sizes, co
     EXPECT_EQ(result.token_loss, group.whole.token_loss);
     EXPECT_EQ(result.lse, group.whole.lse);
     EXPECT_EQ(result.label_log_prob, group.whole.label_log_prob);
+    EXPECT_EQ(result.entropy, group.whole.entropy);
     EXPECT_EQ(result.n_valid, group.whole.n_valid);
   }
   return group;
@@ -119,6 +120,7 @@ HeadResult taken(const DeviceOutcome& outcome) {
   result.shift = outcome.shift;
   result.log_sum = outcome.log_sum;
   result.distance = outcome.distance;
+  result.entropy = outcome.entropy;
   return result;
 }
 
@@ -168,6 +170,7 @@ void expect_logits(const RandomHead& head, const std::vector<int64_t>& sizes,
   check("token_loss", run.whole.token_loss, right.token_loss, bound.token_loss);
   check("lse", run.whole.lse, right.lse, bound.lse);
   check("log_prob", run.whole.label_log_prob, right.label_log_prob, bound.label_log_prob);
+  check("entropy", run.whole.entropy, right.entropy, bound.entropy);
   check("gradient", run.whole.d_logits, right.d_logits, bound.gradient);
 }
 
@@ -258,6 +261,7 @@ void expect_hidden(const RandomHead& head, const std::vector<int64_t>& sizes,
   rows("log_prob", is.label_log_prob, right.label_log_prob, plain.label_log_prob,
        stored.label_log_prob);
   rows("token_loss", is.token_loss, right.token_loss, plain.token_loss, stored.token_loss);
+  if (!fused) rows("entropy", is.entropy, right.entropy, plain.entropy, stored.entropy);
   const auto gradient = [&](const char* what, std::vector<double> HeadResult::* field,
                             const std::vector<double>& bound, DType dtype) {
     expect_close(
@@ -316,6 +320,8 @@ TEST_F(CudaHeadGroup, ScaledExponentialsWithinTheWholeHeadsBounds) {
   }
   const RandomHead chunks = draw(rng, mixes()[4], 300, 72, 410, DType::kBF16);
   expect_hidden(chunks, {210, 200}, {.chunk = 256, .kernel = kFused}, "fused, two chunks");
+  const RandomHead half = draw(rng, mixes()[1], 70, 64, 410, DType::kF16);
+  expect_hidden(half, {210, 200}, {.dtype = DType::kF16, .kernel = kFused}, "fused, f16");
   const RandomHead strips = draw(rng, mixes()[1], 40, 64, 3000, DType::kBF16);
   const LinearOptions narrow = {
       .d_weight_dtype = DType::kBF16, .budget_bytes = 700000, .kernel = kFused};

@@ -263,7 +263,7 @@ def test_distillation(divergence, fused):
 
 def arguments(hidden, weight, targets, gradients, rows=0):
     text = to_text([{"kind": "cross_entropy"}, {"kind": "z_loss", "weight": 1e-3}])
-    return (hidden, weight, None, None, None, targets, *[None] * 12, [], None, 0, text, 0, gradients, rows)
+    return (hidden, weight, None, None, None, targets, *[None] * 13, [], None, 0, text, 0, gradients, rows)
 
 
 @pytest.mark.parametrize("fused", [True, False])

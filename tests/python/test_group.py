@@ -74,7 +74,7 @@ def case_of_options(of, name, with_bias):
     hidden, weight, bias, targets = made()
     weight, bias = of.rows(weight), of.rows(bias) if with_bias else None
     targets = targets.clamp(min=0) if name == "ignoring" else targets
-    loss, lse, log_prob = linear_cross_entropy(
+    loss, lse, log_prob, entropy = linear_cross_entropy(
         hidden,
         weight,
         targets,
@@ -82,9 +82,15 @@ def case_of_options(of, name, with_bias):
         process_group=of.group,
         return_lse=True,
         return_logprobs=True,
+        return_entropy=True,
         **OPTIONS[name],
     )
-    return {"lse": lse, "log_prob": log_prob, **gradients(loss, [hidden], [weight] + [bias] * with_bias)}
+    return {
+        "lse": lse,
+        "log_prob": log_prob,
+        "entropy": entropy,
+        **gradients(loss, [hidden], [weight] + [bias] * with_bias),
+    }
 
 
 def case_of_rows(of, dtype=torch.float64):
@@ -109,7 +115,9 @@ def case_of_policies(of, kind):
     old = torch.full((3, 4), -2.5, dtype=torch.float64)
     arguments = (hidden_2d, weight, targets_2d, advantages, old)
     if kind == "grpo":
-        loss = grpo_loss(*arguments, reference_logprobs=old - 0.1, kl_beta=0.1, temperature=0.7, process_group=of.group)
+        options = {"reference_logprobs": old - 0.1, "kl_beta": 0.1, "temperature": 0.7, "return_metrics": True}
+        loss, out = grpo_loss(*arguments, **options, process_group=of.group)
+        return {"metrics": out.metrics, **gradients(loss, [hidden], [weight])}
     elif kind == "gspo":
         loss = gspo_loss(*arguments, epsilon_high=4.0, process_group=of.group)
     elif kind == "cispo":
@@ -195,9 +203,13 @@ CASES = {
 def refusals(of):
     hidden, weight, _, targets = made()
     weight, found = of.rows(weight), {}
+    entropy = token_logprobs(hidden, weight, targets, return_entropy=True, process_group=of.group)[1]
+    try:
+        entropy.sum().backward()
+    except UllageError as error:
+        found["entropy"] = (error.code, str(error))
     for name, options in {
         "class_weights": {"class_weight": torch.ones(len(weight), dtype=torch.float64)},
-        "entropy": {"return_entropy": True},
         "vocab_offset": {"process_group": VocabShard(of.group, 30, 23)},
         "group_vocab": {},
         "rows": {"hidden": hidden[: 12 - of.rank], "targets": targets[: 12 - of.rank]},
@@ -257,7 +269,7 @@ def assembled(found):
     """The whole's result from its ranks', after what must be the same bits on all of them was found to be."""
     first = found[0]
     for each in found[1:]:
-        for name in ("loss", "lse", "log_prob", "row_losses"):
+        for name in ("loss", "lse", "log_prob", "entropy", "metrics", "row_losses"):
             assert (name in first) == (name in each)
             if name in first:
                 assert torch.equal(first[name], each[name]), name
@@ -329,8 +341,8 @@ def test_refusals(ranks):
     for each in ranks:
         found = each["refusals"]
         assert {name: code for name, (code, _) in found.items()} == {
-            "class_weights": 661,
             "entropy": 661,
+            "class_weights": 661,
             "vocab_offset": 662,
             "group_vocab": 663,
             "rows": 664,

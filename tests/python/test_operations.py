@@ -25,7 +25,7 @@ def make(dtype=torch.float32, n=N, d=D, v=V):
 
 def arguments(hidden, weight, targets, *, gradients, rows, bias=None, teachers=(), losses=None, config=()):
     text = to_text(losses or [{"kind": "cross_entropy"}], **dict(config))
-    nothing = [None] * 12
+    nothing = [None] * 13
     return (hidden, weight, bias, None, None, targets, *nothing, list(teachers), None, 0, text, 0, gradients, rows)
 
 

@@ -70,6 +70,9 @@ TEST(HeadGroup, TheOraclesShardsAreTheWholeOracle) {
       expect_close("terms", is.terms, right.terms, within, fractions);
       expect_close("lse", is.lse, right.lse, within, fractions);
       expect_close("label_log_prob", is.label_log_prob, right.label_log_prob, within, fractions);
+      expect_close("entropy", is.entropy, right.entropy, within, fractions);
+      EXPECT_NEAR(is.policy_metrics[0].entropy, right.policy_metrics[0].entropy, 1e-12);
+      EXPECT_NEAR(is.policy_metrics[0].ratio, right.policy_metrics[0].ratio, 1e-9);
       expect_close("d_logits", is.d_logits, right.d_logits, within, fractions);
       expect_close("d_hidden", is.d_hidden, right.d_hidden, within, fractions);
       expect_close("d_weight", is.d_weight, right.d_weight, within, fractions);
@@ -117,6 +120,7 @@ void expect_same_losses(const GroupRun& run) {
     EXPECT_EQ(outcome.result.token_loss, first.token_loss);
     EXPECT_EQ(outcome.result.lse, first.lse);
     EXPECT_EQ(outcome.result.label_log_prob, first.label_log_prob);
+    EXPECT_EQ(outcome.result.entropy, first.entropy);
     EXPECT_EQ(outcome.result.n_valid, first.n_valid);
   }
 }
@@ -167,6 +171,7 @@ void expect_shards_within_bounds(PlanCase c, const std::vector<int64_t>& sizes,
   check("token_loss", &R::token_loss, &B::token_loss, DType::kF64);
   check("lse", &R::lse, &B::lse, DType::kF64);
   check("label_log_prob", &R::label_log_prob, &B::label_log_prob, DType::kF64);
+  check("entropy", &R::entropy, &B::entropy, DType::kF64);
   if (c.inputs.shape.d_model == 0) {
     check("d_logits", &R::d_logits, &B::d_logits, type);
     return;
@@ -220,6 +225,7 @@ TEST(HeadGroup, TheSameBitsHoweverTheRunIsCut) {
   head.config.options.adapter_rank = 0;
   head.config.terms = {{.name = "ce"}, {.name = "gspo", .kind = LossKind::kGspo}};
   PlanCase c = case_of(head, DType::kF32);
+  c.entropy = false;
   c.limits = {.chunk = 40, .n_threads = 1};
   const std::vector<int64_t> sizes = {8300, 9000};
   const GroupRun whole = run_group(c, sizes);
@@ -238,6 +244,27 @@ TEST(HeadGroup, TheSameBitsHoweverTheRunIsCut) {
     EXPECT_EQ(whole.outcomes[s].bits, strips.outcomes[s].bits);
     EXPECT_EQ(whole.outcomes[s].result.token_loss, forward.outcomes[s].result.token_loss);
     EXPECT_EQ(whole.outcomes[s].result.total, forward.outcomes[s].result.total);
+  }
+}
+
+TEST(HeadGroup, MetricsOfAPolicyAreTheWholeHeads) {
+  Rng rng(test_seed() + 47);
+  for (const LossKind kind : {LossKind::kGrpo, LossKind::kGspo}) {
+    RandomHead head = draw(rng, 9, 6, 90);
+    head.config.terms = {{.name = "policy", .kind = kind}};
+    PlanCase c = case_of(head, DType::kF64);
+    c.policy_metrics = true;
+    const GroupRun run = run_group(c, {40, 50});
+    const lossk::PolicyMetrics right =
+        reference::head_losses(head.config, head.inputs).policy_metrics[0];
+    for (const PlanOutcome& outcome : run.outcomes) {
+      const lossk::PolicyMetrics& is = outcome.result.policy_metrics[0];
+      EXPECT_NEAR(is.entropy, right.entropy, 1e-11);
+      EXPECT_NEAR(is.new_log_probs, right.new_log_probs, 1e-11);
+      EXPECT_NEAR(is.ratio, right.ratio, 1e-11 * (1 + right.ratio));
+      EXPECT_NEAR(is.clipped, right.clipped, 1e-11);
+      EXPECT_EQ(is.n_tokens, right.n_tokens);
+    }
   }
 }
 

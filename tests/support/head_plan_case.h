@@ -57,7 +57,7 @@ struct PlanCase {
   double initial = 0;  // what gradient buffers hold before
   bool policy_metrics = false;
   bool entropy = true;
-  bool statistics = false;  // of a shard: shift, log_sum, label_log_prob and distance alone
+  bool statistics = false;  // of a shard: shift, log_sum, label_log_prob, distance and entropy
 };
 
 struct PlanOutcome {
@@ -79,7 +79,7 @@ inline PlanOutcome run_plan(PlanCase c) {
   const bool from_hidden = d_model > 0;
   lossk::Request& request = c.request;
   const bool shard = c.config.options.group_vocab > 0;
-  c.entropy &= !shard;
+  c.policy_metrics &= !c.statistics;
   c.gradient &= !c.statistics;
   request.entropy = c.entropy;
   request.policy_metrics = c.policy_metrics;
@@ -139,6 +139,7 @@ inline PlanOutcome run_plan(PlanCase c) {
   in.group_log_sum = f64(c.inputs.group_log_sum);
   in.group_label_log_prob = f64(c.inputs.group_label_log_prob);
   in.group_distance = f64(c.inputs.group_distance);
+  in.group_entropy = f64(c.inputs.group_entropy);
   in.upstream = c.inputs.upstream;
   in.upstream_rows = f64(c.inputs.upstream_rows);
   std::vector<Stored> kept;

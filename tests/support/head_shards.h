@@ -68,7 +68,8 @@ void join(std::vector<Shard>& shards, const std::vector<reference::HeadResult>& 
       const reference::HeadResult& result = own[s];
       of_row.push_back({exchange(result.shift[row]), exchange(result.log_sum[row]),
                         exchange(result.label_log_prob[row]), exchange(result.distance[row]),
-                        static_cast<double>(shards[s].inputs.shape.vocab)});
+                        static_cast<double>(shards[s].inputs.shape.vocab),
+                        exchange(result.entropy[row])});
     }
     const lossk::RowStatistics group =
         lossk::combined(of_row, shards[0].config.options.logits_scale);
@@ -77,6 +78,7 @@ void join(std::vector<Shard>& shards, const std::vector<reference::HeadResult>& 
       shard.inputs.group_log_sum.push_back(exchange(group.log_sum));
       shard.inputs.group_label_log_prob.push_back(exchange(group.label_log_prob));
       shard.inputs.group_distance.push_back(exchange(group.distance));
+      shard.inputs.group_entropy.push_back(exchange(group.entropy));
     }
   }
 }

@@ -88,6 +88,7 @@ struct Inputs {
   // group.h.
   VectorView group_shift, group_log_sum, group_label_log_prob;  // [n_tok]
   VectorView group_distance;  // [n_tok], also where a term smooths its labels
+  VectorView group_entropy;   // [n_tok], also with the outputs entropy or policy_metrics
 
   // The factor on every gradient: upstream * upstream_rows[row], the second where it is given.
   double upstream = 1;

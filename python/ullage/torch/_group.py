@@ -78,41 +78,49 @@ def placed(config: str, shard: VocabShard) -> str:
 
 
 @torch.no_grad()
-def join(tensors: HeadTensors, config: str, shard: VocabShard, n_segments: int, budget_bytes: int) -> HeadTensors:
-    """With the group's row statistics, after the first run; `config` is `placed`."""
+def join(
+    tensors: HeadTensors, config: str, shard: VocabShard, n_segments: int, budget_bytes: int, rows: int
+) -> HeadTensors:
+    """With the group's row statistics, after the first run; `config` is `placed`, `rows` what the second will return."""
     if tensors.input.shape[0] == 0:
         return tensors
     document, x = _run.parsed(config), tensors.input
     has_labels = tensors.labels is not None
     smooths = any(loss.get("label_smoothing") for loss in document["losses"])
-    rows = _run.SHARD | _run.LOG_PROB * has_labels | _run.DISTANCE * smooths
-    own = _run.Values(*_ops.head(*tensors, None, n_segments, config, budget_bytes, 0, rows)[: len(_run.Values._fields)])
-    nothing = torch.zeros_like(own.shift)
-    statistics = [own.shift, own.log_sum, own.log_prob if has_labels else nothing]
-    if smooths:
-        columns = x.shape[1] if tensors.weight is None else tensors.weight.shape[0]
-        statistics += [own.distance, torch.full_like(own.shift, columns)]
-    gathered = _gathered(torch.stack(statistics), shard.group).double()
-    group = [each.to(own.shift.dtype) for each in _combined(gathered, float(document.get("logits_scale", 1.0)))]
-    return tensors._replace(
-        group_shift=group[0],
-        group_log_sum=group[1],
-        group_label_log_prob=group[2] if has_labels else None,
-        group_distance=group[3] if smooths else None,
-    )
+    mixes = bool(rows & (_run.ENTROPY | _run.METRICS))
+    wanted = _run.SHARD | _run.LOG_PROB * has_labels | _run.DISTANCE * smooths | _run.ENTROPY * mixes
+    out = _ops.head(*tensors, None, n_segments, config, budget_bytes, 0, wanted)
+    own = _run.Values(*out[: len(_run.Values._fields)])
+    columns = x.shape[1] if tensors.weight is None else tensors.weight.shape[0]
+    statistics = {
+        "shift": own.shift,
+        "log_sum": own.log_sum,
+        **({"label_log_prob": own.log_prob} if has_labels else {}),
+        **({"distance": own.distance, "columns": torch.full_like(own.shift, columns)} if smooths else {}),
+        **({"entropy": own.entropy} if mixes else {}),
+    }
+    gathered = _gathered(torch.stack(list(statistics.values())), shard.group).double()
+    group = _combined(dict(zip(statistics, gathered.unbind(1))), float(document.get("logits_scale", 1.0)))
+    found: dict[str, Any] = {f"group_{name}": value.to(own.shift.dtype) for name, value in group.items()}
+    return tensors._replace(**found)
 
 
-def _combined(gathered: Tensor, scale: float) -> list[Tensor]:
-    """lossk::combined of [ranks, 3 or 5, n_tok]. NaN of one rank is NaN of all."""
-    shifts, log_sums, log_probs, *smoothing = gathered.unbind(1)
-    shift = shifts.amax(0)
-    moved = scale * (shifts - shift)
-    exponents = moved + log_sums
+def _combined(of_ranks: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """lossk::combined of [ranks, n_tok] each. NaN of one rank is NaN of all."""
+    shift = of_ranks["shift"].amax(0)
+    moved = scale * (of_ranks["shift"] - shift)
+    exponents = moved + of_ranks["log_sum"]
     log_sum = _in_rank_order(exponents.exp()).log()
-    group = [shift, log_sum, (log_probs + (exponents - log_sum)).amax(0)]
-    if smoothing:
-        distances, columns = smoothing
-        group.append(_in_rank_order(distances + columns * moved))
+    log_share = exponents - log_sum
+    group = {"shift": shift, "log_sum": log_sum}
+    if "label_log_prob" in of_ranks:
+        group["label_log_prob"] = (of_ranks["label_log_prob"] + log_share).amax(0)
+    if "distance" in of_ranks:
+        group["distance"] = _in_rank_order(of_ranks["distance"] + of_ranks["columns"] * moved)
+    if "entropy" in of_ranks:
+        share = log_share.exp()
+        parts = share * (of_ranks["entropy"] - log_share)
+        group["entropy"] = _in_rank_order(parts.where(share != 0, torch.zeros_like(parts)))
     return group
 
 

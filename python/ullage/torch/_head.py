@@ -23,7 +23,7 @@ ROWS = {
     "argmax": _run.ARGMAX,
     "metrics": _run.METRICS,
 }
-GROUP_STATISTICS = ("group_shift", "group_log_sum", "group_label_log_prob", "group_distance")
+GROUP_STATISTICS = ("group_shift", "group_log_sum", "group_label_log_prob", "group_distance", "group_entropy")
 _DIFFERENTIABLE_ROWS = _run.TOKEN_LOSS | _run.LOG_PROB | _run.ENTROPY
 
 
@@ -162,11 +162,12 @@ def run_head(
         None,
         None,
         None,
+        None,
         [t.reshape(-1, t.shape[-1]) for t in teachers],
     )
-    if process_group is not None:
-        tensors, config = _joined(tensors, config, process_group, n_segments, budget_bytes or 0)
     rows = sum(ROWS[name] for name in set(returns))
+    if process_group is not None:
+        tensors, config = _joined(tensors, config, process_group, n_segments, budget_bytes or 0, rows)
     main_grad = getattr(weight, "main_grad", None) if weight is not None and weight.requires_grad else None
     now = 0
     # Gradients go with the forward where the total alone is asked for; but not in f16 on CUDA, where the kernels keep
@@ -202,12 +203,12 @@ def run_head(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _joined(
-    tensors: HeadTensors, config: str, process_group: Any, n_segments: int, budget_bytes: int
+    tensors: HeadTensors, config: str, process_group: Any, n_segments: int, budget_bytes: int, rows: int
 ) -> tuple[HeadTensors, str]:
     """A shard of a vocabulary after its first run and the exchange: what its second run takes."""
     shard = _group.shard_of(process_group, tensors, config)
     config = _group.placed(config, shard)
-    tensors = _group.join(tensors, config, shard, n_segments, budget_bytes)
+    tensors = _group.join(tensors, config, shard, n_segments, budget_bytes, rows)
     if tensors.weight is not None:  # else the input is the rank's own
         tensors = tensors._replace(input=_group.shared(tensors.input, shard.group))
     if tensors.adapter_a is not None:

@@ -40,6 +40,7 @@ def head(
     group_log_sum: Optional[Tensor],
     group_label_log_prob: Optional[Tensor],
     group_distance: Optional[Tensor],
+    group_entropy: Optional[Tensor],
     teachers: list[Tensor],
     main_grad: Optional[Tensor],
     n_segments: int,
@@ -55,7 +56,7 @@ def head(
     tensors = HeadTensors(
         input, weight, bias, adapter_a, adapter_b, labels, token_weights, class_weights, mask, advantages,
         old_log_probs, reference_log_probs, segments, pairs, group_shift, group_log_sum, group_label_log_prob,
-        group_distance, teachers,
+        group_distance, group_entropy, teachers,
     )  # fmt: skip
     values = _run.empty_values(tensors, config, rows)
     out = _run.empty_gradients(tensors, gradients, scaled_later=input.device.type == "cpu")
@@ -100,6 +101,7 @@ def head_backward(
     group_log_sum: Optional[Tensor],
     group_label_log_prob: Optional[Tensor],
     group_distance: Optional[Tensor],
+    group_entropy: Optional[Tensor],
     teachers: list[Tensor],
     upstream_rows: Tensor,
     n_segments: int,
@@ -111,7 +113,7 @@ def head_backward(
     tensors = HeadTensors(
         input, weight, bias, adapter_a, adapter_b, labels, token_weights, class_weights, mask, advantages,
         old_log_probs, reference_log_probs, segments, pairs, group_shift, group_log_sum, group_label_log_prob,
-        group_distance, teachers,
+        group_distance, group_entropy, teachers,
     )  # fmt: skip
     out = _run.empty_gradients(tensors, gradients)
     _run.run(
@@ -152,6 +154,7 @@ def head_backward_into(
     group_log_sum: Optional[Tensor],
     group_label_log_prob: Optional[Tensor],
     group_distance: Optional[Tensor],
+    group_entropy: Optional[Tensor],
     teachers: list[Tensor],
     upstream_rows: Tensor,
     n_segments: int,
@@ -163,7 +166,7 @@ def head_backward_into(
     tensors = HeadTensors(
         input, weight, bias, adapter_a, adapter_b, labels, token_weights, class_weights, mask, advantages,
         old_log_probs, reference_log_probs, segments, pairs, group_shift, group_log_sum, group_label_log_prob,
-        group_distance, teachers,
+        group_distance, group_entropy, teachers,
     )  # fmt: skip
     out = _run.empty_gradients(tensors, gradients & ~D_WEIGHT, weight_dtype=torch.float32)
     for fresh in out:  # the run adds to every gradient buffer

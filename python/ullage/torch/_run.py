@@ -49,6 +49,7 @@ class HeadTensors(NamedTuple):
     group_log_sum: torch.Tensor | None
     group_label_log_prob: torch.Tensor | None
     group_distance: torch.Tensor | None
+    group_entropy: torch.Tensor | None
     teachers: list[torch.Tensor]  # logits: [logits]; hidden: [hidden, weight]; top_k: [ids, log_probs]; in order
 
 

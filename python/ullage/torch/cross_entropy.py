@@ -52,7 +52,7 @@ def linear_cross_entropy(
     bias), in rank order, and all of them hidden and the targets, which count over the whole vocabulary. Every rank has
     the same loss, to the bit, and its own rows' gradients; hidden's is summed over the ranks in the backward, in float32,
     and rounded to its type. The logits are made twice. Each call asks the group for its sizes, for which CUDA waits; a
-    VocabShard in the group's place says them. class_weight and return_entropy are refused.
+    VocabShard in the group's place says them. class_weight is refused.
 
     Gradients are computed in the forward and scaled in the backward; for reduction="none" and a weight with a
     float32 `main_grad`, which they are added to, in the backward.
@@ -146,7 +146,7 @@ def token_logprobs(
 
     Both are differentiable, in hidden, weight and bias, by whatever the caller does with them; the backward makes the
     logits anew, a chunk at a time. Ignored positions are 0. A position's value has the same bits whatever is beside it.
-    process_group: as in linear_cross_entropy.
+    process_group: as in linear_cross_entropy; the entropy then has no gradient, and its backward raises.
     """
     names = ("log_prob", "entropy") if return_entropy else ("log_prob",)
     labels = _shifted(targets, ignore_index) if shift else targets

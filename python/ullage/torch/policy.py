@@ -41,7 +41,7 @@ def grpo_loss(
     [sequences, length], read where the target counts. normalizer, with the divisor where none is given: "tokens"
     (DAPO, BNPO), "sequence_means" (GRPO's mean of means), "max_length" (Dr. GRPO). divisor: the whole batch's, so that
     micro-batches add up. Packed rows: targets [length] with segments [length], their documents, and n_segments.
-    kl_beta > 0 needs reference_logprobs. process_group: as in linear_cross_entropy, without metrics. With return_metrics: the loss and a HeadLoss whose metrics row 0 is
+    kl_beta > 0 needs reference_logprobs. process_group: as in linear_cross_entropy. With return_metrics: the loss and a HeadLoss whose metrics row 0 is
     lossk::PolicyMetrics.
     """
     return _policy(

@@ -182,6 +182,7 @@ Status check_row_inputs(const Shape& shape, const HeadConfig& config, const Requ
   ULLAGE_RETURN_IF_REFUSED(check_floats("group_log_sum", inputs.group_log_sum, n));
   ULLAGE_RETURN_IF_REFUSED(check_floats("group_label_log_prob", inputs.group_label_log_prob, n));
   ULLAGE_RETURN_IF_REFUSED(check_floats("group_distance", inputs.group_distance, n));
+  ULLAGE_RETURN_IF_REFUSED(check_floats("group_entropy", inputs.group_entropy, n));
   ULLAGE_RETURN_IF_REFUSED(check_group_inputs(shape, config, inputs, outputs));
   if (!inputs.mask.empty()) {
     ULLAGE_RETURN_IF_REFUSED(check_size("mask", static_cast<int64_t>(inputs.mask.size()), n));

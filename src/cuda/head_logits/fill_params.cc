@@ -77,6 +77,7 @@ void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& o
     if (term.divergence == Divergence::kJensenShannon) p.mix_beta = t.beta;
   }
   p.wants_entropy |= static_cast<bool>(outputs.entropy);
+  if (inputs.group_entropy) p.wants_entropy = false;
   p.wants_argmax = !outputs.argmax.empty() || !outputs.correct.empty();
 }
 
@@ -96,6 +97,7 @@ void fill_vectors(const Inputs& inputs, const Outputs& outputs, HeadParams& p) {
   p.group_log_sum = floats(inputs.group_log_sum);
   p.group_label_log_prob = floats(inputs.group_label_log_prob);
   p.group_distance = floats(inputs.group_distance);
+  p.group_entropy = floats(inputs.group_entropy);
   p.upstream_rows = floats(inputs.upstream_rows);
   p.upstream = inputs.upstream;
   p.token_loss = output(outputs.token_loss);

@@ -150,7 +150,7 @@ struct HeadParams {
   int64_t n_segments = 0, n_pairs = 0;
   const uint8_t* mask = nullptr;
   RowFloats token_weights, class_weights, advantages, old_log_probs, reference_log_probs;
-  RowFloats group_shift, group_log_sum, group_label_log_prob, group_distance;
+  RowFloats group_shift, group_log_sum, group_label_log_prob, group_distance, group_entropy;
   RowFloats upstream_rows;
   double upstream = 1;
 

@@ -33,7 +33,8 @@ __device__ inline int columns_between(const HeadParams& p, int first, int last) 
 __device__ inline void write_row(const HeadParams& p, int64_t row, bool counted,
                                  const RowInputs& in, const RowSums& sums, float log_prob) {
   const float lse = counted ? log_sum_exp(sums) : 0.0f;
-  const float entropy = counted ? kLn2 * (sums.log2_sum - sums.entropy / sums.sum) : 0.0f;
+  float entropy = counted ? kLn2 * (sums.log2_sum - sums.entropy / sums.sum) : 0.0f;
+  if (counted && p.group_entropy.data != nullptr) entropy = float_at(p.group_entropy, row, 0);
   if (p.row_log_prob != nullptr) p.row_log_prob[row] = log_prob;
   if (p.row_entropy != nullptr) p.row_entropy[row] = entropy;
   if (p.lse.data != nullptr) p.lse.data[row * p.lse.stride] = lse;

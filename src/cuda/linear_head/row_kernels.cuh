@@ -149,11 +149,12 @@ __global__ void __launch_bounds__(128)
       in = load_row_vectors(p, row, stored_label(p, row));
       if (column >= 0) log_prob = (r.label_logit[local] - shift) - logf(sums.sum);
       finite = sums.sum < INFINITY && shift < INFINITY;
-      if (p.is_shard) log_prob = place_shifted_in_group(p, row, in, shift, sums, log_prob);
       kept_shift = stored_shift<T>(shift, sums.sum);
       for (int tile = lane; tile < n_tiles; tile += 32)
         differ |= partial[tile].sum != 0 && partial[tile].shift != kept_shift;
       differ = __any_sync(~0u, differ);
+      // After all that the shard's own sum decides.
+      if (p.is_shard) log_prob = place_shifted_in_group(p, row, in, shift, sums, log_prob);
       const float gain = lane < p.n_terms ? p.census->gain[lane] : 0;
       c = evaluate_terms<Family::kLabels>(p, row, in, sums, gain, log_prob, lane, true);
     } else if (lane < p.n_terms) {
