@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "ullage/lossk/cuda_linear_head.h"
 
@@ -167,6 +168,49 @@ TEST(CudaLinearPlan, CutsTheVocabularyForARoundedWeightGradient) {
                                        {.budget_bytes = int64_t{4} << 30});
   ASSERT_TRUE(chunks.ok());
   EXPECT_EQ(chunks->mode(), "chunk");
+}
+
+// Both of its runs by the same kernel; and refused before anything is launched where a loss is
+// asked of a shard alone.
+TEST(CudaLinearPlan, TakesAShardOfAVocabulary) {
+  HeadConfig config = cross_entropy();
+  config.options = {.vocab_offset = 100, .group_vocab = 1000};
+  const Shape shape = {4, 64, 300};
+  const Request statistics = {.input_dtype = DType::kBF16, .weight_dtype = DType::kBF16};
+  for (const double smoothing : {0.0, 0.1}) {
+    config.terms[0].label_smoothing = smoothing;
+    const auto first = plan_cuda_linear(shape, config, statistics, {});
+    const auto second = plan_cuda_linear(shape, config, training(), {});
+    ASSERT_TRUE(first.ok() && second.ok()) << second.status().to_string();
+    EXPECT_EQ(first->kernel(), second->kernel());
+    EXPECT_EQ(second->kernel(), smoothing == 0 ? "linear_head_sm90_scaled_exponentials"
+                                               : "linear_head_sm80_chunked_products");
+
+    std::vector<std::byte> room(static_cast<size_t>(second->workspace_bytes()) + 256);
+    auto* const aligned =
+        reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(room.data()) + 255) / 256 * 256);
+    double total = -1;
+    Inputs in;  // memory that no refused run reads
+    in.hidden = {aligned, DType::kBF16, 4, 64, 64};
+    in.weight = {aligned, DType::kBF16, 300, 64, 64};
+    in.labels = {aligned, 8, 4};
+    Outputs out;
+    out.total = &total;
+    const auto run = [&] {
+      return second->run(nullptr, in, out,
+                         {aligned, static_cast<size_t>(second->workspace_bytes())});
+    };
+    EXPECT_EQ(run().code(), kGroupStatistics) << run().to_string();
+    in.group_shift = in.group_log_sum = in.group_label_log_prob = {aligned, DType::kF32, 4};
+    in.class_weights = {aligned, DType::kF32, 300};
+    EXPECT_EQ(run().code(), kGroupUnsupported) << run().to_string();
+    in.class_weights = {};
+    in.group_log_sum.dtype = DType::kF64;
+    EXPECT_EQ(run().code(), kHeadBadDtype) << run().to_string();
+    EXPECT_EQ(total, -1);
+  }
+  config.options.vocab_offset = 701;
+  EXPECT_EQ(plan_cuda_linear(shape, config, training(), {}).status().code(), kGroupBadRange);
 }
 
 TEST(CudaLinearPlan, RefusesWhatItDoesNotTake) {
