@@ -10,8 +10,9 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import ullage  # noqa: E402
 from ullage.torch import _ops, _run  # noqa: E402
-from ullage.torch import check, cross_entropy, distillation, filter_reports, grpo_loss, gspo_loss  # noqa: E402
-from ullage.torch import head_loss, linear_cross_entropy, linear_distillation, patch, token_logprobs, unpatch  # noqa: E402
+from ullage.torch import VocabShard, check, cross_entropy, distillation, filter_reports  # noqa: E402
+from ullage.torch import grpo_loss, gspo_loss, head_loss, linear_cross_entropy, linear_distillation  # noqa: E402
+from ullage.torch import patch, token_logprobs, unpatch  # noqa: E402
 from ullage.torch._head import to_text  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -607,3 +608,27 @@ def test_what_the_kernels_do_not_take_is_named():
         linear_cross_entropy(hidden, weight, targets)
     with pytest.raises(ValueError, match="696.*f64"):
         cross_entropy(hidden @ weight.T, targets)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("options", [{"z_loss": 0.1}, {"label_smoothing": 0.1, "return_entropy": True}], ids=str)
+def test_a_group_of_one_rank_is_the_whole(dtype, options, tmp_path):
+    """Both runs of a shard and the exchange on CUDA tensors; tests/python/test_group.py has several ranks."""
+    dist = torch.distributed
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found = []
+        for group in (None, dist.group.WORLD, VocabShard.of(dist.group.WORLD, V, "cuda")):
+            torch.manual_seed(0)
+            hidden, weight, targets = make(dtype=dtype)
+            result = linear_cross_entropy(hidden, weight, targets, process_group=group, **options)
+            loss, *more = result if isinstance(result, tuple) else (result,)
+            loss.backward()
+            found.append([loss.detach(), *more, hidden.grad, weight.grad])
+    finally:
+        dist.destroy_process_group()
+    whole, asked, told = found
+    # In float32 but for the gradients' one rounding: that of the softmax's scale may move it by a unit.
+    assert_near(asked, [each.double() for each in whole], rtol=max(2 * torch.finfo(dtype).eps, 2**-19))
+    for one, other in zip(asked, told):
+        assert torch.equal(one, other)
