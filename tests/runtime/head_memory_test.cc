@@ -25,10 +25,13 @@ void* operator new(size_t size) { return counted(size, 16); }
 void* operator new(size_t size, std::align_val_t alignment) {
   return counted(size, static_cast<size_t>(alignment));
 }
-void operator delete(void* block) noexcept { std::free(block); }
-void operator delete(void* block, size_t) noexcept { std::free(block); }
-void operator delete(void* block, std::align_val_t) noexcept { std::free(block); }
-void operator delete(void* block, size_t, std::align_val_t) noexcept { std::free(block); }
+// Inlined without their operator new, GCC 12 at -O1 would take these for mismatched.
+[[gnu::noinline]] void operator delete(void* block) noexcept { std::free(block); }
+[[gnu::noinline]] void operator delete(void* block, size_t) noexcept { std::free(block); }
+[[gnu::noinline]] void operator delete(void* block, std::align_val_t) noexcept { std::free(block); }
+[[gnu::noinline]] void operator delete(void* block, size_t, std::align_val_t) noexcept {
+  std::free(block);
+}
 
 namespace ullage::lossk {
 namespace {
