@@ -71,9 +71,12 @@ Result<CudaLinearHeadPlan> plan_cuda_linear(const Shape& shape, const HeadConfig
       continue;
     }
     if (options.filter_tolerance != 0 && candidate.name == cuda::kChunkedProducts) {
-      refusal = {kHeadUnknownKind,
-                 std::string(candidate.name) + " has no filter; accepted: a filter_tolerance of 0"};
-      rejections.push_back({std::string(candidate.name), refusal.message()});
+      const Status no_filter = {kHeadUnknownKind, std::string(candidate.name) +
+                                                      " has no filter; accepted: a "
+                                                      "filter_tolerance of 0"};
+      // Unless it was asked for, what the one that has a filter says is the answer.
+      if (!options.kernel.empty()) refusal = no_filter;
+      rejections.push_back({std::string(candidate.name), no_filter.message()});
       continue;
     }
     Result<cuda::LinearState> state = candidate.plan(shape, config, request, options);

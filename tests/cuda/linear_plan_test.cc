@@ -133,12 +133,23 @@ TEST(CudaLinearPlan, FiltersWhereItCan) {
                   .code(),
               kHeadUnknownKind);
   }
-  // f32 goes to the chunked products, which have no filter.
+  // The chunked products have none: why the other kernel does not take a head is the answer.
+  EXPECT_EQ(
+      plan_cuda_linear(shape, cross_entropy(), training(),
+                       {.kernel = "linear_head_sm80_chunked_products", .filter_tolerance = 1e-3})
+          .status()
+          .code(),
+      kHeadUnknownKind);
   Request f32 = training();
   f32.input_dtype = f32.weight_dtype = f32.grad_dtype = DType::kF32;
   EXPECT_EQ(
       plan_cuda_linear(shape, cross_entropy(), f32, {.filter_tolerance = 1e-3}).status().code(),
-      kHeadUnknownKind);
+      kHeadBadDtype);
+  EXPECT_EQ(plan_cuda_linear(shape, cross_entropy(), training(),
+                             {.budget_bytes = 1 << 20, .filter_tolerance = 1e-3})
+                .status()
+                .code(),
+            kLossBadChunk);
 }
 
 TEST(CudaLinearPlan, CountsOperationsAndLaunches) {
