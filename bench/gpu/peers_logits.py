@@ -17,8 +17,6 @@ usage: peers_logits.py [--quick] [--output FILE]
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -30,7 +28,7 @@ if os.environ.get("LIGER"):
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
-import ullage  # noqa: E402
+from record import save, started  # noqa: E402
 from ullage.torch import check, cross_entropy, distillation  # noqa: E402
 
 SHAPES = [(8192, 151936), (16384, 32768)]
@@ -162,25 +160,14 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("h200_logits_python.json"))
     options = parser.parse_args()
     found, missing = peers()
-    for name, why in missing.items():
-        print(f"SKIPPED: {name}: {why}")
-    result: dict = {
-        "benchmark": "bench/gpu/peers_logits.py",
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "ullage": ullage.version(),
-        "missing": missing,
-        "records": [],
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
+    result = started("bench/gpu/peers_logits.py", missing)
     failed = False
     for n_tok, vocab in SHAPES[:1] if options.quick else SHAPES:
         for name in OURS:
             record = measure(n_tok, vocab, name, {peer: losses[name] for peer, losses in found.items() if name in losses})
             result["records"].append(record)
             torch.cuda.empty_cache()
-            options.output.write_text(json.dumps(result, indent=1) + "\n")
+            save(result, options.output)
             failed |= "failed" in record["peers"]["ullage"]
     return int(failed)
 

@@ -27,9 +27,7 @@ usage: peers_torch.py [--quick] [--only PEER,...] [--rows KIND,...] [--output FI
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
-import json
 import os
 import sys
 import time
@@ -43,7 +41,7 @@ for variable, folder in (("LIGER", "src"), ("CCE", "."), ("QUACK", ".")):
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
-import ullage  # noqa: E402
+from record import save, started  # noqa: E402
 from ullage.torch import check, filter_reports, linear_cross_entropy  # noqa: E402
 
 SHAPES = [(2048, 4096, 151936), (8192, 1024, 151936), (8192, 4096, 128256)]
@@ -301,18 +299,7 @@ def main() -> int:
     losses, missing = peers()
     if options.only:
         losses = {name: losses[name] for name in options.only.split(",") if name in losses}
-    for name, why in missing.items():
-        print(f"SKIPPED: {name}: {why}")
-    result = {
-        "benchmark": "bench/gpu/peers_torch.py",
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "ullage": ullage.version(),
-        "missing": missing,
-        "records": [],
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
+    result = started("bench/gpu/peers_torch.py", missing)
     failed = []
     for shape in SHAPES[:1] if options.quick else SHAPES:
         for rows in options.rows.split(","):
@@ -321,7 +308,7 @@ def main() -> int:
             record = measure(shape, rows, {name: loss for name, loss in losses.items() if name not in unlike})
             result["records"].append(record)
             torch.cuda.empty_cache()
-            options.output.write_text(json.dumps(result, indent=1) + "\n")
+            save(result, options.output)
             failed += [each for each, row in record["peers"].items() if each.startswith("ullage") and "error" in row]
     for name in failed:
         print(f"FAILED: {name}")

@@ -6,8 +6,8 @@
 
 #include "contract/head_validate.h"
 #include "cuda/device_linear_head.h"
+#include "cuda/expect_close.h"
 #include "reference/error_bound.h"
-#include "support/compare.h"
 
 namespace ullage::test {
 namespace {
@@ -79,18 +79,6 @@ const std::vector<std::vector<std::string>> kMixes = {
     {"kd_hidden_rkl", "ce"},
     {"kd_hidden_jsd", "z"},
     {"kd_jsd", "kd_ce", "kd_fkl", "kd_rkl", "ce_smoothed", "grpo_2"}};
-
-double worst_fraction = 0;
-
-void expect_close(const char* what, const std::vector<double>& actual,
-                  const std::vector<double>& expected, const std::function<double(size_t)>& bound,
-                  const std::string& where) {
-  const Comparison result = compare(actual, expected, bound);
-  // A value alone may be smaller than what it can be known to.
-  EXPECT_TRUE(result.ok || result.message.starts_with("vacuous"))
-      << where << ", " << what << ": " << result.message;
-  worst_fraction = std::max(worst_fraction, result.fraction);
-}
 
 bool ran(const LinearResult& result, const std::string& where) {
   for (const Status& status : {result.planned, result.ran, result.checked}) {
@@ -166,14 +154,7 @@ void expect_same_rows(const LinearResult& a, const LinearResult& b, const std::s
   EXPECT_EQ(a.d_bias, b.d_bias) << where;
 }
 
-class CudaChunkedHead : public testing::Test {
- protected:
-  void SetUp() override { ULLAGE_SKIP_WITHOUT_DEVICE(); }
-  static void TearDownTestSuite() {
-    std::printf("the largest error used %.3f of its bound\n", worst_fraction);
-  }
-  Rng rng{test_seed()};
-};
+using CudaChunkedHead = OnDevice;
 
 TEST_F(CudaChunkedHead, EveryTermAgreesWithTheOracle) {
   int taken = 0;

@@ -144,6 +144,28 @@ class DeviceInputs {
     held_.emplace_back(copy);
     return {held_.back().data<uint8_t>(), copy.size()};
   }
+  // Everything but logits, hidden states, weights and teachers.
+  lossk::Inputs vectors(const reference::HeadInputs& in, int64_t first) {
+    lossk::Inputs inputs;
+    inputs.labels = ids(in.labels, first);
+    inputs.token_weights = floats(in.token_weights, first);
+    inputs.class_weights = floats(in.class_weights, 0);
+    inputs.mask = bytes(in.mask, first);
+    inputs.advantages = floats(in.advantages, first);
+    inputs.old_log_probs = floats(in.old_log_probs, first);
+    inputs.reference_log_probs = floats(in.reference_log_probs, first);
+    inputs.segments = ids(in.segments, first);
+    inputs.n_segments = in.n_segments;
+    inputs.pairs = ids(in.pairs, 0);
+    inputs.group_shift = floats(in.group_shift, first);
+    inputs.group_log_sum = floats(in.group_log_sum, first);
+    inputs.group_label_log_prob = floats(in.group_label_log_prob, first);
+    inputs.group_distance = floats(in.group_distance, first);
+    inputs.group_entropy = floats(in.group_entropy, first);
+    inputs.upstream = in.upstream;
+    inputs.upstream_rows = floats(in.upstream_rows, first);
+    return inputs;
+  }
 
  private:
   std::vector<DeviceMemory> held_;
@@ -187,25 +209,8 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
   teachers.reserve(config.teachers.size());
 
   DeviceInputs held;
-  lossk::Inputs inputs;
+  lossk::Inputs inputs = held.vectors(in, first);
   inputs.logits = logits.view;
-  inputs.labels = held.ids(in.labels, first);
-  inputs.token_weights = held.floats(in.token_weights, first);
-  inputs.class_weights = held.floats(in.class_weights, 0);
-  inputs.mask = held.bytes(in.mask, first);
-  inputs.advantages = held.floats(in.advantages, first);
-  inputs.old_log_probs = held.floats(in.old_log_probs, first);
-  inputs.reference_log_probs = held.floats(in.reference_log_probs, first);
-  inputs.segments = held.ids(in.segments, first);
-  inputs.n_segments = in.n_segments;
-  inputs.pairs = held.ids(in.pairs, 0);
-  inputs.group_shift = held.floats(in.group_shift, first);
-  inputs.group_log_sum = held.floats(in.group_log_sum, first);
-  inputs.group_label_log_prob = held.floats(in.group_label_log_prob, first);
-  inputs.group_distance = held.floats(in.group_distance, first);
-  inputs.group_entropy = held.floats(in.group_entropy, first);
-  inputs.upstream = in.upstream;
-  inputs.upstream_rows = held.floats(in.upstream_rows, first);
   for (size_t t = 0; t < config.teachers.size(); ++t) {
     inputs.teachers.emplace_back();
     if (config.teachers[t].kind != lossk::TeacherKind::kLogits) continue;
@@ -256,21 +261,17 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
   result.checked = plan->check(nullptr, work);
   if (result.checked.code() == kCudaLaunchFailed) return result;
 
-  const auto doubles = [](const DeviceMemory& memory) {
-    const std::vector<float> values = memory.read<float>();
-    return std::vector<double>(values.begin(), values.end());
-  };
   result.terms = terms.read<double>();
   result.total = total.read<double>();
   result.n_valid = n_valid.read<int64_t>()[0];
   if (options.row_outputs) {
-    result.token_loss = doubles(token_loss);
-    result.lse = doubles(lse);
-    result.shift = doubles(shift);
-    result.log_sum = doubles(log_sum);
-    result.distance = doubles(distance);
-    result.label_log_prob = doubles(log_prob);
-    result.entropy = doubles(entropy);
+    result.token_loss = doubles_of(token_loss);
+    result.lse = doubles_of(lse);
+    result.shift = doubles_of(shift);
+    result.log_sum = doubles_of(log_sum);
+    result.distance = doubles_of(distance);
+    result.label_log_prob = doubles_of(log_prob);
+    result.entropy = doubles_of(entropy);
     result.argmax = argmax.read<int64_t>();
     result.correct = correct.read<uint8_t>();
     result.policy_metrics = metrics.read<lossk::PolicyMetrics>();

@@ -93,29 +93,12 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
     return matrices.back().view;
   };
   DeviceInputs held;
-  lossk::Inputs inputs;
+  lossk::Inputs inputs = held.vectors(in, 0);
   inputs.hidden = input(in.hidden, n, d);
   inputs.weight = input(in.weight, v, d);
   if (config.options.bias) inputs.bias = held.floats(in.bias, 0);
   if (rank > 0) inputs.adapter_a = input(in.adapter_a, rank, d);
   if (rank > 0) inputs.adapter_b = input(in.adapter_b, v, rank);
-  inputs.labels = held.ids(in.labels, 0);
-  inputs.token_weights = held.floats(in.token_weights, 0);
-  inputs.class_weights = held.floats(in.class_weights, 0);
-  inputs.mask = held.bytes(in.mask, 0);
-  inputs.advantages = held.floats(in.advantages, 0);
-  inputs.old_log_probs = held.floats(in.old_log_probs, 0);
-  inputs.reference_log_probs = held.floats(in.reference_log_probs, 0);
-  inputs.segments = held.ids(in.segments, 0);
-  inputs.n_segments = in.n_segments;
-  inputs.pairs = held.ids(in.pairs, 0);
-  inputs.group_shift = held.floats(in.group_shift, 0);
-  inputs.group_log_sum = held.floats(in.group_log_sum, 0);
-  inputs.group_label_log_prob = held.floats(in.group_label_log_prob, 0);
-  inputs.group_distance = held.floats(in.group_distance, 0);
-  inputs.group_entropy = held.floats(in.group_entropy, 0);
-  inputs.upstream = in.upstream;
-  inputs.upstream_rows = held.floats(in.upstream_rows, 0);
   for (size_t t = 0; t < config.teachers.size(); ++t) {
     const lossk::Teacher& teacher = config.teachers[t];
     const reference::HeadTeacher& values = in.teachers[t];
@@ -189,21 +172,17 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
   const std::vector<uint8_t> used = workspace.read<uint8_t>();
   for (size_t i = planned; i < used.size(); ++i) result.workspace_kept &= used[i] == 0xff;
 
-  const auto doubles = [](const DeviceMemory& memory) {
-    const std::vector<float> values = memory.read<float>();
-    return std::vector<double>(values.begin(), values.end());
-  };
   result.terms = terms.read<double>();
   result.total = total.read<double>();
   result.n_valid = n_valid.read<int64_t>()[0];
-  result.token_loss = doubles(token_loss);
-  result.lse = doubles(lse);
-  result.shift = doubles(shift);
-  result.log_sum = doubles(log_sum);
-  result.distance = doubles(distance);
-  if (!in.labels.empty()) result.label_log_prob = doubles(log_prob);
+  result.token_loss = doubles_of(token_loss);
+  result.lse = doubles_of(lse);
+  result.shift = doubles_of(shift);
+  result.log_sum = doubles_of(log_sum);
+  result.distance = doubles_of(distance);
+  if (!in.labels.empty()) result.label_log_prob = doubles_of(log_prob);
   if (chunked) {
-    result.entropy = doubles(entropy);
+    result.entropy = doubles_of(entropy);
     result.argmax = argmax.read<int64_t>();
     if (!in.labels.empty()) result.correct = correct.read<uint8_t>();
     result.policy_metrics = metrics.read<lossk::PolicyMetrics>();

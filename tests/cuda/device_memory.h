@@ -68,4 +68,10 @@ class DeviceMemory {
   size_t bytes_ = 0;
 };
 
+// float32, widened.
+inline std::vector<double> doubles_of(const DeviceMemory& memory) {
+  const std::vector<float> values = memory.read<float>();
+  return {values.begin(), values.end()};
+}
+
 }  // namespace ullage::test

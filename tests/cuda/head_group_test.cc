@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "cuda/device_linear_head.h"
+#include "cuda/expect_close.h"
 #include "cuda/head_bound.h"
 #include "reference/error_bound.h"
-#include "support/compare.h"
 #include "support/head_shards.h"
 
 namespace ullage::test {
@@ -16,25 +16,7 @@ namespace {
 constexpr const char* kFused = "linear_head_sm90_scaled_exponentials";
 constexpr const char* kChunked = "linear_head_sm80_chunked_products";
 
-double worst_fraction = 0;
-
-void expect_close(const char* what, const std::vector<double>& actual,
-                  const std::vector<double>& expected, const std::function<double(size_t)>& bound,
-                  const std::string& where) {
-  const Comparison result = compare(actual, expected, bound);
-  EXPECT_TRUE(result.ok || result.message.starts_with("vacuous"))
-      << where << ", " << what << ": " << result.message;
-  worst_fraction = std::max(worst_fraction, result.fraction);
-}
-
-class CudaHeadGroup : public testing::Test {
- protected:
-  void SetUp() override { ULLAGE_SKIP_WITHOUT_DEVICE(); }
-  static void TearDownTestSuite() {
-    std::printf("the largest error used %.3f of its bound\n", worst_fraction);
-  }
-  Rng rng{test_seed()};
-};
+using CudaHeadGroup = OnDevice;
 
 std::vector<std::vector<LossTerm>> mixes() {
   std::vector<std::vector<LossTerm>> all = {

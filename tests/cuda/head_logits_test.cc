@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "cuda/device_head.h"
+#include "cuda/expect_close.h"
 #include "cuda/head_bound.h"
-#include "support/compare.h"
 
 namespace ullage::test {
 namespace {
@@ -37,18 +37,6 @@ RandomHead draw(const std::vector<LossTerm>& terms, Rng& rng, int64_t n_tok, int
   store_inputs(head.inputs, dtype);
   move_policy(head.config, head.inputs, rng);
   return head;
-}
-
-double worst_fraction = 0;
-
-void expect_close(const char* what, std::span<const double> actual,
-                  std::span<const double> expected, const std::vector<double>& bound,
-                  const std::string& where) {
-  const Comparison result = compare(actual, expected, [&](size_t i) { return bound[i]; });
-  // Random values alone may be smaller than what they can be known to.
-  EXPECT_TRUE(result.ok || result.message.starts_with("vacuous"))
-      << where << ", " << what << ": " << result.message;
-  worst_fraction = std::max(worst_fraction, result.fraction);
 }
 
 double before_of(const DeviceOptions& options) { return options.accumulate ? 0.5 : 0; }
@@ -86,14 +74,7 @@ void expect_oracle(const RandomHead& head, const DeviceOptions& options, const s
   }
 }
 
-class CudaHead : public testing::Test {
- protected:
-  void SetUp() override { ULLAGE_SKIP_WITHOUT_DEVICE(); }
-  static void TearDownTestSuite() {
-    std::printf("the largest error used %.3f of its bound\n", worst_fraction);
-  }
-  Rng rng{test_seed()};
-};
+using CudaHead = OnDevice;
 
 TEST_F(CudaHead, EveryTermByItself) {
   int taken = 0;

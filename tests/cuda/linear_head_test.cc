@@ -7,7 +7,7 @@
 
 #include "cuda/device_head.h"
 #include "cuda/device_run.h"
-#include "support/compare.h"
+#include "cuda/expect_close.h"
 #include "support/head_random.h"
 #include "ullage/lossk/cuda_linear_head.h"
 
@@ -101,21 +101,9 @@ RunResult run(const HeadConfig& config, const HeadInputs& in, const RunOptions& 
                                     ? buffer(static_cast<size_t>(v * d), half_bits)
                                     : buffer(static_cast<size_t>(v * d), 0.5F);
   DeviceInputs held;
-  lossk::Inputs inputs;
+  lossk::Inputs inputs = held.vectors(in, 0);
   inputs.hidden = {hidden.data(), element, n, d, d};
   inputs.weight = {weight.data(), element, v, d, d};
-  inputs.labels = held.ids(in.labels, 0);
-  inputs.token_weights = held.floats(in.token_weights, 0);
-  inputs.class_weights = held.floats(in.class_weights, 0);
-  inputs.mask = held.bytes(in.mask, 0);
-  inputs.advantages = held.floats(in.advantages, 0);
-  inputs.old_log_probs = held.floats(in.old_log_probs, 0);
-  inputs.reference_log_probs = held.floats(in.reference_log_probs, 0);
-  inputs.segments = held.ids(in.segments, 0);
-  inputs.n_segments = in.n_segments;
-  inputs.pairs = held.ids(in.pairs, 0);
-  inputs.upstream = in.upstream;
-  inputs.upstream_rows = held.floats(in.upstream_rows, 0);
 
   const size_t n_terms = config.terms.size(), rows = static_cast<size_t>(n);
   const DeviceMemory terms(n_terms * 8), total(8), n_valid(8);
@@ -258,18 +246,6 @@ Case draw(Rng& rng, std::vector<LossTerm> terms, int64_t n, int64_t d, int64_t v
   return drawn;
 }
 
-double worst_fraction = 0;
-
-void expect_close(const char* what, const std::vector<double>& actual,
-                  const std::vector<double>& expected, const std::vector<double>& bound,
-                  const std::string& where) {
-  const Comparison result = compare(actual, expected, [&](size_t i) { return bound[i]; });
-  // Random values alone may be smaller than what they can be known to.
-  EXPECT_TRUE(result.ok || result.message.starts_with("vacuous"))
-      << where << ", " << what << ": " << result.message;
-  worst_fraction = std::max(worst_fraction, result.fraction);
-}
-
 void expect_oracle(const Case& drawn, const RunOptions& options) {
   const HeadInputs& in = drawn.head.inputs;
   const RunResult actual = run(drawn.head.config, in, options);
@@ -372,9 +348,7 @@ class CudaLinearHead : public testing::TestWithParam<DType> {
     if (major != 9)
       GTEST_SKIP() << "the fused head needs Hopper, this device has capability " << major;
   }
-  static void TearDownTestSuite() {
-    std::printf("the largest error used %.3f of its bound\n", worst_fraction);
-  }
+  static void TearDownTestSuite() { print_worst_fraction(); }
   Rng rng{test_seed()};
 };
 

@@ -125,15 +125,6 @@ void expect_same_losses(const GroupRun& run) {
   }
 }
 
-PlanCase case_of(const RandomHead& head, DType dtype) {
-  PlanCase c;
-  c.config = head.config;
-  c.inputs = head.inputs;
-  c.request.input_dtype = c.request.weight_dtype = c.request.grad_dtype = c.request.d_weight_dtype =
-      dtype;
-  return c;
-}
-
 // The bounds are those of the whole head. What the exchange rounds, six numbers a row of at most
 // ln V + 2 max |a| each, is within what they allow a sum over V >= 64 columns: gamma_V ln's own and
 // 8 u max |a|. Each shard rounds its part of d_hidden, and of d_adapter_a, by itself.

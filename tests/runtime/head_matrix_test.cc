@@ -18,15 +18,6 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
 
-PlanCase case_of(const RandomHead& head, DType dtype) {
-  PlanCase c;
-  c.config = head.config;
-  c.inputs = head.inputs;
-  c.request.input_dtype = c.request.weight_dtype = c.request.grad_dtype = c.request.d_weight_dtype =
-      dtype;
-  return c;
-}
-
 // Where the gradient has no jump near.
 RandomHead draw_away_from_clip(const std::vector<LossTerm>& terms,
                                const std::function<RandomHead()>& draw) {

@@ -76,15 +76,6 @@ void expect_matches_oracle(const PlanCase& c, double tolerance) {
   expect_close("d_adapter_b", actual.d_adapter_b, expected.d_adapter_b, tolerance);
 }
 
-PlanCase case_of(const RandomHead& head, DType dtype = DType::kF64) {
-  PlanCase c;
-  c.config = head.config;
-  c.inputs = head.inputs;
-  c.request.input_dtype = c.request.weight_dtype = c.request.grad_dtype = c.request.d_weight_dtype =
-      dtype;
-  return c;
-}
-
 TEST(HeadRun, EveryTermFromLogits) {
   Rng rng(test_seed());
   for (const LossTerm& term : term_variants()) {

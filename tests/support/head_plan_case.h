@@ -13,6 +13,7 @@
 #include "contract/head_validate.h"
 #include "cpu/storage.h"
 #include "reference/head_losses.h"
+#include "support/head_random.h"
 #include "ullage/lossk/head.h"
 
 namespace ullage::test {
@@ -59,6 +60,16 @@ struct PlanCase {
   bool entropy = true;
   bool statistics = false;  // of a shard: shift, log_sum, label_log_prob, distance and entropy
 };
+
+// A drawn head with everything stored in one type.
+inline PlanCase case_of(const RandomHead& head, DType dtype = DType::kF64) {
+  PlanCase c;
+  c.config = head.config;
+  c.inputs = head.inputs;
+  c.request.input_dtype = c.request.weight_dtype = c.request.grad_dtype = c.request.d_weight_dtype =
+      dtype;
+  return c;
+}
 
 struct PlanOutcome {
   Status status = kHeadOk;

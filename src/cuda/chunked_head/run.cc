@@ -1,11 +1,11 @@
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <string_view>
 
 #include "contract/describe.h"
 #include "cuda/chunked_head/chunked_products.h"
 #include "cuda/head_logits/check.h"
+#include "cuda/head_logits/fill_params.h"
 #include "cuda/head_logits/open_rows.h"
 
 namespace ullage::lossk::cuda {
@@ -109,20 +109,6 @@ Status take_gradients(const ChunkedProducts& state, const Outputs& outputs, Chun
   return kHeadOk;
 }
 
-// An f16 gradient of a mean over many rows would be lost below 2^-24. It is stored times the power
-// of two that brings the largest factor of a term's gradient to between 1 and 2.
-float gradient_scale(DType dtype, const HeadParams& rows) {
-  if (dtype != DType::kF16) return 1;
-  double largest = 0;
-  for (int t = 0; t < rows.n_terms; ++t) {
-    const TermParams& term = rows.terms[t];
-    const double divisor = term.divisor > 0 ? term.divisor : static_cast<double>(rows.n_tok);
-    largest = std::max(largest, std::abs(rows.upstream * term.weight) / divisor);
-  }
-  if (largest == 0) return 1;
-  return static_cast<float>(std::ldexp(1.0, std::clamp(-std::ilogb(largest), -100, 100)));
-}
-
 }  // namespace
 
 Status ChunkedProducts::run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
@@ -138,7 +124,8 @@ Status ChunkedProducts::run(CUstream_st* stream, const Inputs& inputs, const Out
   ULLAGE_RETURN_IF_REFUSED(take_gradients(*this, outputs, p));
   OpenRows open = open_rows(rows, inputs, outputs, rows_workspace);
   open.params.accumulate = false;  // of the logit gradient, which lies in the workspace
-  p.gradient_scale = gradient_scale(layout.dtype, open.params);
+  // An f16 gradient of a mean over many rows would be lost below 2^-24.
+  p.gradient_scale = layout.dtype == DType::kF16 ? unit_of_gains(open.params, 0) : 1.0f;
   open.params.upstream *= static_cast<double>(p.gradient_scale);
   return launch_chunked_head(open.params, open.launch, p, algorithms, stream);
 }

@@ -1,5 +1,7 @@
 #include "cuda/head_logits/fill_params.h"
 
+#include <algorithm>
+#include <cmath>
 #include <numbers>
 
 #include "contract/head_validate.h"
@@ -79,6 +81,17 @@ void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& o
   p.wants_entropy |= static_cast<bool>(outputs.entropy);
   if (inputs.group_entropy) p.wants_entropy = false;
   p.wants_argmax = !outputs.argmax.empty() || !outputs.correct.empty();
+}
+
+float unit_of_gains(const HeadParams& p, int exponent) {
+  double largest = 0;
+  for (int t = 0; t < p.n_terms; ++t) {
+    const TermParams& term = p.terms[t];
+    const double divisor = term.divisor > 0 ? term.divisor : static_cast<double>(p.n_tok);
+    largest = std::max(largest, std::abs(p.upstream * term.weight) / divisor);
+  }
+  if (largest == 0) return 1;
+  return static_cast<float>(std::ldexp(1.0, std::clamp(exponent - std::ilogb(largest), -100, 100)));
 }
 
 void fill_vectors(const Inputs& inputs, const Outputs& outputs, HeadParams& p) {

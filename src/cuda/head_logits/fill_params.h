@@ -16,6 +16,11 @@ inline bool is_sequence(const LossTerm& term) {
 void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& outputs,
                 HeadParams& p);
 
+// The power of two that brings the largest |upstream * weight / divisor| of a term to between
+// 2^exponent and twice that; 1 where all are 0. What an f16 gradient is stored times, so that a
+// mean over many rows keeps its digits. A divisor that only the census knows counts as n_tok.
+float unit_of_gains(const HeadParams& p, int exponent);
+
 // Per-row inputs and outputs, scalars.
 void fill_vectors(const Inputs& inputs, const Outputs& outputs, HeadParams& p);
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,15 +66,7 @@ Status check_linear_inputs(const Shape& shape, const HeadConfig& config, const R
 // largest sum that is kept as it is, 2^20, they are 2^-12 of that, and f16's smallest step 2^-12 of
 // them.
 float weight_unit(DType dtype, const HeadParams& p) {
-  if (dtype != DType::kF16) return 1;
-  double largest = 0;
-  for (int t = 0; t < p.n_terms; ++t) {
-    const TermParams& term = p.terms[t];
-    const double divisor = term.divisor > 0 ? term.divisor : static_cast<double>(p.n_tok);
-    largest = std::max(largest, std::abs(p.upstream * term.weight) / divisor);
-  }
-  if (largest == 0) return 1;
-  return static_cast<float>(std::ldexp(1.0, std::clamp(8 - std::ilogb(largest), -100, 100)));
+  return dtype == DType::kF16 ? unit_of_gains(p, 8) : 1.0f;
 }
 
 }  // namespace
