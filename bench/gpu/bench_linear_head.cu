@@ -28,6 +28,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "ullage/lossk/cuda_linear_head.h"
@@ -95,12 +96,15 @@ __global__ void widen(const __nv_bfloat16* from, float* to, int64_t n) {
     to[i] = __bfloat162float(from[i]);
   }
 }
-// One block a row: logits to their cross-entropy gradient, in place.
+// One block a row: logits to their cross-entropy gradient, in place. Of float32 logits, the
+// reference, the label stands apart from the sum of the others, which a sure row would drown in it.
 template <class T>
 __global__ void softmax_gradient(T* logits, int64_t stride, int64_t vocab, const int64_t* labels,
                                  float gain, double* loss) {
+  constexpr bool kApart = std::is_same_v<T, float>;
   __shared__ float shared[1024];
   T* row = logits + blockIdx.x * stride;
+  const int64_t label = labels[blockIdx.x];
   const auto reduce = [&](float x, auto op) {
     shared[threadIdx.x] = x;
     __syncthreads();
@@ -118,17 +122,21 @@ __global__ void softmax_gradient(T* logits, int64_t stride, int64_t vocab, const
     top = fmaxf(top, static_cast<float>(row[j]));
   top = reduce(top, [](float a, float b) { return fmaxf(a, b); });
   for (int64_t j = threadIdx.x; j < vocab; j += blockDim.x)
-    sum += expf(static_cast<float>(row[j]) - top);
+    if (!kApart || j != label) sum += expf(static_cast<float>(row[j]) - top);
   sum = reduce(sum, [](float a, float b) { return a + b; });
-  const int64_t label = labels[blockIdx.x];
   const float label_logit = static_cast<float>(row[label]);
+  const double label_exponential = exp(static_cast<double>(label_logit) - top);
+  const float others = sum;
+  if (kApart) sum += static_cast<float>(label_exponential);
   __syncthreads();
   for (int64_t j = threadIdx.x; j < vocab; j += blockDim.x) {
     const float q = expf(static_cast<float>(row[j]) - top) / sum;
-    row[j] = static_cast<T>(gain * (q - (j == label ? 1.f : 0.f)));
+    row[j] = static_cast<T>(gain * (j != label ? q : kApart ? -others / sum : q - 1.f));
   }
-  if (threadIdx.x == 0)
-    loss[blockIdx.x] = static_cast<double>(logf(sum)) - (static_cast<double>(label_logit) - top);
+  if (threadIdx.x != 0) return;
+  loss[blockIdx.x] =
+      kApart ? log1p(others / label_exponential)
+             : static_cast<double>(logf(sum)) - (static_cast<double>(label_logit) - top);
 }
 template <class A, class B>
 __global__ void square_norms(const A* a, const B* b, int64_t n, double* out) {

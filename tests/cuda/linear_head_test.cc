@@ -643,6 +643,102 @@ TEST_P(CudaLinearHead, LargeOffsetsTakeAShift) {
   }
 }
 
+// Rows sure of their label, 1 - q_y from 1e-3 to 1e-9, with logits near zero and near 100. All
+// products and their sums are exact here, so an exponential is off by what its argument was rounded
+// by, twice, and 2^-22 for ex2; a sum over V columns by 2^-24 for each addition on an element's
+// way: 24 of a lane's, 3 of the row's in the tile, those of V / 192 / 32 tiles, 5 of a warp; and
+// the odds by 10 roundings more (two exponentials, a product, log1p). The loss is off by no more
+// than the odds, relative to itself, and so is the label's gradient.
+TEST_P(CudaLinearHead, SureRowsKeepTheDigitsOfTheirLoss) {
+  constexpr int64_t kRows = 70, kWidth = 64, kVocab = 5001;
+  for (const double offset : {0.0, 100.0}) {
+    Case drawn = draw(rng, named({{.divisor = 9}}), kRows, kWidth, kVocab);
+    HeadInputs& in = drawn.head.inputs;
+    in.token_weights.clear();
+    in.class_weights.clear();
+    in.upstream_rows.clear();
+    drawn.head.config.options.logits_scale = 1;
+    drawn.where += ", offset " + std::to_string(offset);
+    for (double& w : in.weight) w = 0x1p-4 * static_cast<double>(below(rng, 9) - 4);
+    for (double& h : in.hidden) h = below(rng, 2) == 0 ? 1 : -1;
+    for (int64_t i = 0; i < kRows; ++i) {
+      in.labels[i] = i * 71 % kVocab;
+      const double gain = 0x1p-6 * static_cast<double>(16 + below(rng, 15));
+      for (int64_t k = 1; k < kWidth; ++k)
+        in.weight[in.labels[i] * kWidth + k] = gain * in.hidden[i * kWidth + k];
+      in.hidden[i * kWidth] = 1;
+    }
+    for (int64_t j = 0; j < kVocab; ++j) in.weight[j * kWidth] = offset;
+    const RunResult actual = run(drawn.head.config, in, {});
+    ASSERT_TRUE(actual.checked.ok()) << actual.planned.to_string() << actual.checked.to_string();
+    const HeadResult expected = reference::head_losses(drawn.head.config, in);
+    const Bounds bounds(in, 1);
+    std::vector<double> loss, log_prob, loss_bound, lse_bound, hidden_bound(kRows * kWidth, 0);
+    for (int64_t i = 0; i < kRows; ++i) {
+      const int64_t label = in.labels[i];
+      std::vector<double> logits(kVocab, 0);
+      double top = -INFINITY, others = 0, argument = 0;
+      for (int64_t j = 0; j < kVocab; ++j) {
+        for (int64_t k = 0; k < kWidth; ++k)
+          logits[j] += in.hidden[i * kWidth + k] * in.weight[j * kWidth + k];
+        if (j != label) top = std::max(top, logits[j]);
+      }
+      for (int64_t j = 0; j < kVocab; ++j) {
+        if (j == label) continue;
+        // Of an exponent. A tile's shift brings its largest to within e^16 of 1 or e^6, e^4 of
+        // that.
+        const double from = offset == 0 ? std::abs(logits[j]) : 16 + top - logits[j];
+        others += std::exp(logits[j] - top);
+        argument += std::exp(logits[j] - top) * from;
+      }
+      const double relative = argument / others * 0x1p-23 + 0x1p-22 +
+                              (24 + 3 + kVocab / 192 / 32 + 1 + 5 + 10) * 0x1p-24;
+      EXPECT_LT(relative, 8e-6);
+      // The oracle's own, lse - logit, is off by 1e-15 to 1e-14.
+      loss.push_back(std::log1p(others * std::exp(top - logits[label])));
+      log_prob.push_back(-loss.back());
+      EXPECT_NEAR(loss.back(), expected.token_loss[i], 1e-12);
+      loss_bound.push_back(relative * loss.back());
+      lse_bound.push_back(0x1p-21 * std::abs(expected.lse[i]) + relative);
+      // f16 stores an exponential to 2^-25, of its tile's sum, 2^-6 or more without the label's,
+      // and once more of the row's, 2^8 or more with it (Bounds).
+      const double p = in.upstream / 9, doubt = -std::expm1(log_prob[i]);
+      const double tiny = bounds.f16 ? p * (0x1.01p-19 * doubt + 0x1p-33) : 0;
+      for (int64_t j = 0; j < kVocab; ++j) {
+        const double g = std::abs(expected.d_logits[i * kVocab + j]);
+        const double off = j == label
+                               ? g * (relative + 0x1p-22)
+                               : g * (bounds.exponential + relative + kVocab * 0x1p-23) + tiny;
+        for (int64_t k = 0; k < kWidth; ++k)
+          hidden_bound[i * kWidth + k] += off * std::abs(in.weight[j * kWidth + k]);
+      }
+      for (int64_t k = 0; k < kWidth; ++k) {
+        double& bound = hidden_bound[i * kWidth + k];
+        bound += bounds.rounding * (std::abs(expected.d_hidden[i * kWidth + k]) + bound) +
+                 bounds.smallest;
+      }
+    }
+    const auto doubles = [](const std::vector<float>& values) {
+      return std::vector<double>(values.begin(), values.end());
+    };
+    expect_close("token_loss", doubles(actual.token_loss), loss, loss_bound, drawn.where);
+    expect_close("log_prob", doubles(actual.log_prob), log_prob, loss_bound, drawn.where);
+    expect_close("lse", doubles(actual.lse), expected.lse, lse_bound, drawn.where);
+    expect_close("d_hidden", widened(actual.d_hidden), expected.d_hidden, hidden_bound,
+                 drawn.where);
+    const RunResult lodged = run(drawn.head.config, in, {.budget_bytes = 600000});
+    EXPECT_EQ(lodged.lodged_rows, kRows);
+    expect_same_bits(actual, lodged, drawn.where + ", lodged");
+    RunOptions added = {.accumulate = true, .told = true};
+    const RunResult whole = run(drawn.head.config, in, added);
+    added.budget_bytes = 850000;
+    const RunResult strips = run(drawn.head.config, in, added);
+    EXPECT_EQ(strips.mode, "strip");
+    EXPECT_EQ(strips.token_loss, actual.token_loss);
+    expect_same_bits(whole, strips, drawn.where + ", by strips");
+  }
+}
+
 // A bf16 accumulator stalls at half of the truth here (256 partial sums of the same small number).
 TEST_P(CudaLinearHead, LongSumsDoNotStall) {
   constexpr int64_t kRows = 4096, kWidth = 64, kVocab = 32768;

@@ -69,7 +69,7 @@ void join(std::vector<Shard>& shards, const std::vector<reference::HeadResult>& 
       of_row.push_back({exchange(result.shift[row]), exchange(result.log_sum[row]),
                         exchange(result.label_log_prob[row]), exchange(result.distance[row]),
                         static_cast<double>(shards[s].inputs.shape.vocab),
-                        exchange(result.entropy[row])});
+                        exchange(result.entropy.empty() ? 0 : result.entropy[row])});
     }
     const lossk::RowStatistics group =
         lossk::combined(of_row, shards[0].config.options.logits_scale);

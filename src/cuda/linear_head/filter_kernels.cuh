@@ -6,21 +6,15 @@
 
 namespace ullage::lossk::cuda {
 
-// The share of its softmax that row `local` of the part has in a tile, its label's column apart,
-// which is not among the exponentials: a bound from above. NaN counts as all.
+// The share of its softmax that row `local` of the part has in a tile, its label's column apart.
+// NaN counts as all.
 __device__ inline float share_of(const LinearParams& r, int64_t first_row, int64_t local,
                                  int tile) {
   const int64_t row = first_row + local;
   const Pair sums = r.partial[local * r.layout.n_tiles + tile];
   const float inverse = r.filter.inverse_sum[row], shift = r.row_shift[row];
   if (inverse == 0 || sums.sum == 0) return 0;
-  float share = sums.sum * inverse * (sums.shift == shift ? 1 : expf(sums.shift - shift));
-  const int column = r.columns[row];
-  if (column >= 0 && column / LogitsTile::kN == tile) {
-    // Two ways to the same exponential agree to 2^-21.
-    const float label = expf(r.label_logit[local] - shift) * inverse;
-    share = fmaxf(share - label, 0.0f) + 0x1p-20f * label;
-  }
+  const float share = sums.sum * inverse * (sums.shift == shift ? 1 : expf(sums.shift - shift));
   return share <= 1 ? share : 1;
 }
 

@@ -27,17 +27,43 @@ __device__ inline void store_four(void* base, int64_t element, float4 v) {
       ullage::cuda::sm90::pack<T>(v.x, v.y), ullage::cuda::sm90::pack<T>(v.z, v.w)};
 }
 
-// What a row's stored exponentials are relative to, given the shift and the sum of its tiles. bf16
-// takes them as they are. f16 wants a sum between 2^8 and 2^20, so that softmax_scale * unit *
-// hidden has the range of hidden (run.cc); else one of e^7 to e^11, 2^15.9: none of its
-// exponentials is larger than that.
+// A row from its tiles: `others` is the sum of all exponentials but the label's, relative to
+// `shift`, which is that of the tiles; sum, log_prob: the label among them, relative to `top`.
+struct RowTotals {
+  float shift, others, top, sum, log_prob;
+};
+
+// A label beyond e^kFar times the shift of the others is what its row's sum is relative to, so that
+// nothing overflows.
+inline constexpr float kFar = 64;
+
+// With the label's a = scale * z, where the row has one here: its log-probability is
+// -log1p(others / e^a), which keeps its digits near 0. Nothing but -inf adds up to 0.
+__device__ inline RowTotals with_label(float shift, float others, bool has_label, float a) {
+  if (!has_label) return {shift, others, shift, others, 0};
+  const bool beyond = a - shift > kFar;
+  const float top = beyond ? a : shift;
+  const float rest = beyond ? others * expf(shift - top) : others;
+  const float sum = a == minus_infinity<float>() ? rest : rest + expf(a - top);
+  const float odds = rest * expf(top - a);
+  // Where that overflows the label adds nothing to the sum.
+  return {shift, others, top, sum, odds < INFINITY ? -log1pf(odds) : (a - top) - logf(rest)};
+}
+
+// What a row's stored exponentials are relative to. bf16 takes them as they are. f16 wants a sum
+// between 2^8 and 2^20, so that softmax_scale * unit * hidden has the range of hidden (run.cc), and
+// exponentials below 2^16: where the sum is not, the largest step of e^4 at which it stays below
+// e^13.8 and the others' below e^11.
 template <class T>
-__device__ inline float stored_shift(float shift, float sum) {
+__device__ inline float stored_shift(const RowTotals& row) {
   if constexpr (std::is_same_v<T, __half>) {
-    const bool fits = sum >= 0x1p8f && sum <= 0x1p20f;
-    if (!fits && sum > 0 && sum < INFINITY) return shift + 4 * rintf((logf(sum) - 9) / 4);
+    const bool fits = row.top == row.shift && row.sum >= 0x1p8f && row.sum <= 0x1p20f;
+    if (!fits && row.sum > 0 && row.sum < INFINITY) {
+      const float others = row.others > 0 ? logf(row.others) + (row.shift - row.top) : -INFINITY;
+      return row.top + 4 * rintf(fmaxf(logf(row.sum) - 11.8f, others - 9) / 4);
+    }
   }
-  return shift;
+  return row.shift;
 }
 
 // Brings the tiles of row `row` of e whose shift is not the row's to it. `thread` of `threads`
@@ -128,33 +154,36 @@ __global__ void __launch_bounds__(128)
     RowInputs in;
     RowSums sums;
     RowCoefficients c;
-    float log_prob = 0, shift = 0, kept_shift = 0;
+    RowTotals totals = {};
+    float log_prob = 0, kept_shift = 0;
     bool differ = false, finite = true;
     if (column != kIgnoredRow) {
-      shift = minus_infinity<float>();
+      float shift = minus_infinity<float>();
       for (int tile = lane; tile < n_tiles; tile += 32) {
         // A tile of -inf alone sums to 0 and has no say.
         if (partial[tile].sum != 0) shift = ullage::cuda::ptx::max_nan(shift, partial[tile].shift);
       }
       shift = warp_max(shift);
-      float sum = 0;
+      float others = 0;
       for (int tile = lane; tile < n_tiles; tile += 32) {
         const Pair at = partial[tile];
         if (at.sum == 0) continue;
-        sum += at.shift == shift ? at.sum : at.sum * expf(at.shift - shift);
+        others += at.shift == shift ? at.sum : at.sum * expf(at.shift - shift);
       }
-      sums.sum = warp_sum(sum);
+      totals =
+          with_label(shift, warp_sum(others), column >= 0, column >= 0 ? r.label_logit[local] : 0);
+      sums.sum = totals.sum;
       sums.log2_sum = log2f(sums.sum);
-      sums.reference = shift * kLog2E;
+      sums.reference = totals.top * kLog2E;
       in = load_row_vectors(p, row, stored_label(p, row));
-      if (column >= 0) log_prob = (r.label_logit[local] - shift) - logf(sums.sum);
-      finite = sums.sum < INFINITY && shift < INFINITY;
-      kept_shift = stored_shift<T>(shift, sums.sum);
+      log_prob = totals.log_prob;
+      finite = sums.sum < INFINITY && totals.top < INFINITY;
+      kept_shift = stored_shift<T>(totals);
       for (int tile = lane; tile < n_tiles; tile += 32)
         differ |= partial[tile].sum != 0 && partial[tile].shift != kept_shift;
       differ = __any_sync(~0u, differ);
       // After all that the shard's own sum decides.
-      if (p.is_shard) log_prob = place_shifted_in_group(p, row, in, shift, sums, log_prob);
+      if (p.is_shard) log_prob = place_shifted_in_group(p, row, in, totals.top, sums, log_prob);
       const float gain = lane < p.n_terms ? p.census->gain[lane] : 0;
       c = evaluate_terms<Family::kLabels>(p, row, in, sums, gain, log_prob, lane, true);
     } else if (lane < p.n_terms) {
@@ -162,9 +191,10 @@ __global__ void __launch_bounds__(128)
     }
     if (lane == 0) {
       write_row(p, row, column != kIgnoredRow && is_reported(p, in), in, sums, log_prob);
-      write_own_shift(p, row, column == kIgnoredRow, shift, sums);
+      write_own_shift(p, row, column == kIgnoredRow, totals.top, sums);
       if (!finite) report(p, row, Fault::kNonFinite);
-      const float sum = kept_shift == shift ? sums.sum : sums.sum * expf(shift - kept_shift);
+      const float sum =
+          kept_shift == totals.top ? sums.sum : sums.sum * expf(totals.top - kept_shift);
       const float scale = column == kIgnoredRow ? 0.f : c.p / sum;
       r.softmax_scale[row] = scale;
       // q_y P - L with q_y - 1 taken whole, so that a label near certainty keeps its digits.

@@ -225,8 +225,9 @@ struct RoundOnce {
 // and each row's sum. The shift c is 0 where the row's sum over the tile lies in T's comfortable
 // range then, so that almost every tile of almost every model needs no maximum and E no rescaling;
 // else the multiple of kStep that brings the row's largest near e^kTop. a - c is exact: a large
-// common offset costs the loss nothing. The label's column is stored as 0: its gradient q_y P - L
-// is formed in float32 from the exact logit and added apart, where it cannot cancel.
+// common offset costs the loss nothing. The label's column is left out, of E (stored as 0), of the
+// sum and of the shift: what a loss near 0 and the gradient q_y P - L depend on is the sum of the
+// others, which would drown in the label's own exponential. Its exact logit is kept apart.
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr int kNoLabel = -1, kIgnoredRow = -2;
 
@@ -255,7 +256,7 @@ struct ScaledExponentials {
     bool store_e;        // else statistics alone
     int e_row;           // e's row of this call's first
     const int* columns;  // [rows]: the label's column, kNoLabel, or kIgnoredRow whose E is 0
-    float2* partial;     // [rows][n_tiles]: (c, sum of e^(a - c))
+    float2* partial;     // [rows][n_tiles]: (c, sum of e^(a - c)), the label's apart
     float* label_logit;  // [rows]: a_y
     int rows, vocab, n_tiles;
     int first_column;  // of the vocabulary: where this call's columns start
@@ -275,7 +276,7 @@ struct ScaledExponentials {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
   }
 
-  // A row that holds its label here, lies at the ragged edge, or needs a shift.
+  // The shift of a row whose largest product is the largest of its quad's `top`.
   static __device__ __noinline__ float settle_shift(float top, float scale) {
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)) * scale;
@@ -319,10 +320,25 @@ struct ScaledExponentials {
       for (int pair = 0; pair < 2; ++pair) {
         const int row = at.m + first_row + fragment_row(thread, half, pair);
         const bool inside = row < p.rows, counted = columns[half][pair] != kIgnoredRow;
-        // Unsigned: of the tile's columns alone; rows without a label lie far outside.
+        // Unsigned: less than kN for the tile's columns alone; a row without a label is far from
+        // it.
         const unsigned label_offset =
             static_cast<unsigned>(columns[half][pair]) - p.first_column - at.n;
-        const bool label_here = label_offset < Tile::kN && columns[half][pair] >= 0;
+        if (__builtin_expect(__any_sync(0xffffffffu, label_offset < Tile::kN), false)) {
+          // This lane's columns of block j are 8 j and 8 j + 1 from here.
+          const unsigned mine = label_offset - lane_column;
+          float label = 0;
+#pragma unroll
+          for (int j = 0; j < Tile::kN / 8; ++j) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              if (mine != 8u * j + i) continue;
+              label = acc[half][4 * j + 2 * pair + i];
+              acc[half][4 * j + 2 * pair + i] = -INFINITY;
+            }
+          }
+          if (mine < Tile::kN && mine % 8 < 2) p.label_logit[row] = label * p.scale;
+        }
         float shift = 0;
         float sum0 = 0, sum1 = 0;
         uint32_t words[Tile::kN / 8];
@@ -337,8 +353,7 @@ struct ScaledExponentials {
         float sum = quad_sum(sum0 + sum1);
         // Written so that NaN takes the long way.
         const bool plain = sum >= Range::kSmallest && sum <= Range::kLargest;
-        if (__builtin_expect(__any_sync(0xffffffffu, inside && (label_here || !plain || !counted)),
-                             false)) {
+        if (__builtin_expect(__any_sync(0xffffffffu, inside && (!plain || !counted)), false)) {
           // Not the same value to the compiler, which would keep every exponential for this rare
           // path.
           float scale_again = scale_log2;
@@ -364,18 +379,6 @@ struct ScaledExponentials {
             }
             sum0 += e[0];
             sum1 += e[1];
-            const unsigned first = 8 * j + lane_column;
-            if (label_here && (first == label_offset || first + 1 == label_offset)) {
-              const int i = first == label_offset ? 0 : 1;
-              p.label_logit[row] =
-                  (i == 0 ? acc[half][4 * j + 2 * pair] : acc[half][4 * j + 2 * pair + 1]) *
-                  p.scale;
-              if (i == 0) {
-                e[0] = 0;
-              } else {
-                e[1] = 0;
-              }
-            }
             words[j] = counted ? pack<T>(e[0], e[1]) : 0;
           }
           sum = quad_sum(sum0 + sum1);
