@@ -174,6 +174,6 @@ def call(name: str, *arguments: Any) -> None:
     """Calls a function whose last parameter is the message, and raises its refusal."""
     message = c_void_p()
     code = getattr(shared_library(), name)(*arguments, byref(message))
-    text = taken(message)
+    text = taken(message) if message else ""
     if code % 20 != 0:
         raise UllageError(code, status_name(code), text)

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import ullage  # noqa: E402
-from ullage.torch import _ops, _run  # noqa: E402
+from ullage.torch import _ops, _plan, _run  # noqa: E402
 from ullage.torch import VocabShard, check, cross_entropy, distillation, filter_reports  # noqa: E402
 from ullage.torch import grpo_loss, gspo_loss, head_loss, linear_cross_entropy, linear_distillation  # noqa: E402
 from ullage.torch import patch, token_logprobs, unpatch  # noqa: E402
@@ -264,11 +264,12 @@ def test_distillation(divergence, fused):
 
 def arguments(hidden, weight, targets, gradients, rows=0):
     text = to_text([{"kind": "cross_entropy"}, {"kind": "z_loss", "weight": 1e-3}])
-    return (hidden, weight, None, None, None, targets, *[None] * 13, [], None, 0, text, 0, gradients, rows)
+    given = {"input": hidden, **({} if weight is None else {"weight": weight}), "labels": targets}
+    return (list(given.values()), " ".join(given), None, text, 0, 0, gradients, rows)
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("gradients, rows", [(3, 0), (0, _run.TOKEN_LOSS | _run.LSE)])
+@pytest.mark.parametrize("gradients, rows", [(3, 0), (0, _plan.TOKEN_LOSS | _plan.LSE)])
 def test_opcheck(fused, gradients, rows):
     hidden, weight, targets = make(n=40, d=64, v=301)
     if not fused:
@@ -281,11 +282,9 @@ def test_opcheck(fused, gradients, rows):
 def test_opcheck_of_the_backward_operations():
     hidden, weight, targets = make(n=40, d=64, v=301)
     values = arguments(hidden.detach(), weight.detach(), targets, 0)
-    tensors, (n_segments, text, budget) = values[: _ops.N_TENSORS], values[-5:-2]
-    upstream = torch.randn(40, device="cuda")
-    torch.library.opcheck(_ops.head_backward, (*tensors, upstream, n_segments, text, budget, 3))
-    into = torch.zeros(301, 64, device="cuda")
-    torch.library.opcheck(_ops.head_backward_into, (into, *tensors, upstream, n_segments, text, budget, 1))
+    backward = (*values[:2], torch.randn(40, device="cuda"), *values[3:6])
+    torch.library.opcheck(_ops.head_backward, (*backward, 3))
+    torch.library.opcheck(_ops.head_backward_into, (torch.zeros(301, 64, device="cuda"), *backward, 1))
     factor = torch.tensor(2.0, dtype=torch.float64, device="cuda")
     torch.library.opcheck(_ops.scaled, (torch.randn(5, 3, device="cuda"), factor, torch.float32))
 

@@ -1,5 +1,6 @@
 """The custom operations under everything autograd and the compiler do to them."""
 
+import concurrent.futures
 import itertools
 
 import pytest
@@ -9,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ullage
 from ullage.torch import FilterReport, cross_entropy, filter_reports, head_loss, linear_cross_entropy, token_logprobs
-from ullage.torch import _ops, _run
+from ullage.torch import _ops, _plan
 from ullage.torch._head import to_text
 
 N, D, V = 10, 6, 17
@@ -25,20 +26,20 @@ def make(dtype=torch.float32, n=N, d=D, v=V):
 
 def arguments(hidden, weight, targets, *, gradients, rows, bias=None, teachers=(), losses=None, config=()):
     text = to_text(losses or [{"kind": "cross_entropy"}], **dict(config))
-    nothing = [None] * 13
-    return (hidden, weight, bias, None, None, targets, *nothing, list(teachers), None, 0, text, 0, gradients, rows)
+    given = {"input": hidden, "weight": weight, "labels": targets, **({} if bias is None else {"bias": bias})}
+    return ([*given.values(), *teachers], " ".join(given), None, text, 0, 0, gradients, rows)
 
 
 @pytest.mark.parametrize(
     "gradients, rows",
-    [(3, 0), (7, _run.LSE | _run.ARGMAX), (0, _run.TOKEN_LOSS), (0, _run.LOG_PROB | _run.ENTROPY), (0, 0)],
+    [(3, 0), (7, _plan.LSE | _plan.ARGMAX), (0, _plan.TOKEN_LOSS), (0, _plan.LOG_PROB | _plan.ENTROPY), (0, 0)],
 )
 def test_opcheck(gradients, rows):
     hidden, weight, targets = make()
     bias = torch.randn(V, requires_grad=True)
     if gradients == 3:
         bias = None
-    differentiable = lambda out: [out[0]] + ([out[3]] if rows & _run.TOKEN_LOSS else [])  # noqa: E731
+    differentiable = lambda out: [out[0]] + ([out[3]] if rows & _plan.TOKEN_LOSS else [])  # noqa: E731
     values = differentiable(_ops.head(*arguments(hidden, weight, targets, bias=bias, gradients=gradients, rows=rows)))
     assert all(v.requires_grad for v in values)
     torch.library.opcheck(
@@ -61,10 +62,9 @@ def test_opcheck_of_the_autograd_registration(gradients):
 def test_opcheck_of_the_backward_operations():
     hidden, weight, targets = make()
     values = arguments(hidden.detach(), weight.detach(), targets, gradients=0, rows=0)
-    tensors, (n_segments, text, budget) = values[: _ops.N_TENSORS], values[-5:-2]
-    upstream = torch.randn(N)
-    torch.library.opcheck(_ops.head_backward, (*tensors, upstream, n_segments, text, budget, 3))
-    torch.library.opcheck(_ops.head_backward_into, (torch.zeros(V, D), *tensors, upstream, n_segments, text, budget, 1))
+    backward = (*values[:2], torch.randn(N), *values[3:6])
+    torch.library.opcheck(_ops.head_backward, (*backward, 3))
+    torch.library.opcheck(_ops.head_backward_into, (torch.zeros(V, D), *backward, 1))
     torch.library.opcheck(_ops.scaled, (torch.randn(5, 3), torch.tensor(2.0, dtype=torch.float64), torch.float32))
 
 
@@ -153,9 +153,8 @@ def test_a_frozen_input_books_no_gradient_memory():
     frozen = ullage.plan_head([{"kind": "cross_entropy"}], gradients=["d_weight"], **shapes)
     assert "d_hidden chunk" in both.bookings and "d_hidden chunk" not in frozen.bookings
     hidden, weight, targets = make()
-    out = _ops.head(*arguments(hidden, weight, targets, gradients=_run.D_WEIGHT, rows=0))
-    d_input, d_weight = out[len(_run.Values._fields) :][:2]
-    assert d_input.numel() == 0 and d_weight.shape == weight.shape
+    out = _ops.head(*arguments(hidden, weight, targets, gradients=_plan.D_WEIGHT, rows=0))
+    assert [each.shape for each in out[3:]] == [weight.shape], "total, terms, n_valid, and one gradient"
 
 
 def test_layouts_r16():
@@ -232,6 +231,66 @@ def test_the_backward_holds_one_gradient_of_the_weight():
     with LargeStorages():
         (loss * 2).backward()
     assert storages == {weight.grad.untyped_storage().data_ptr()}
+
+
+def test_a_second_derivative_in_a_sum_is_refused():
+    """Where it would be left out of a gradient that there is, and not asked for by itself."""
+    for reduction in ("mean", "none"):
+        hidden, weight, targets = make()
+        loss = linear_cross_entropy(hidden * 1, weight, targets, reduction=reduction).sum()
+        (d_hidden,) = torch.autograd.grad(loss, hidden, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiable once"):
+            (loss + d_hidden.square().sum()).backward()
+
+
+def test_other_transforms_are_refused():
+    """A tangent that is dropped would be a wrong answer, and a batch of calls one of other shapes."""
+    hidden, weight, targets = (t.detach() for t in make())
+    loss = lambda h: linear_cross_entropy(h, weight, targets)  # noqa: E731
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        loss(torch.autograd.forward_ad.make_dual(hidden, hidden))
+    for transformed, argument in (
+        (torch.func.grad(loss), hidden),
+        (torch.func.jacrev(loss), hidden),
+        (torch.func.vmap(loss), hidden[None]),
+    ):
+        with pytest.raises(RuntimeError, match="setup_context"):
+            transformed(argument)
+
+
+def test_a_dispatch_mode_sees_the_operation_once():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    hidden, weight, targets = make()
+    seen = []
+    with Seen():
+        linear_cross_entropy(hidden, weight, targets)
+        token_logprobs(hidden, weight, targets).sum().backward()
+    assert [f for f in seen if f.namespace == "ullage"] == [_ops.head] * 2 + [_ops.head_backward]
+
+
+def test_threads_share_plans_and_nothing_else():
+    """The same shapes in every call, and so one plan and one prepared set of structs."""
+    cases = [make(n=32) for _ in range(16)]
+    wanted = [torch.autograd.grad(linear_cross_entropy(*case), case[:2]) for case in cases]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for _ in range(8):
+            found = list(pool.map(lambda case: torch.autograd.grad(linear_cross_entropy(*case), case[:2]), cases))
+            for f, w in zip(found, wanted):
+                assert all(torch.equal(a, b) for a, b in zip(f, w))
+
+
+def test_two_devices_are_refused():
+    hidden, weight, targets = make()
+    with pytest.raises(ValueError, match="targets on meta.*input on cpu.*one device"):
+        linear_cross_entropy(hidden, weight, targets.to("meta"))
+    with pytest.raises(ValueError, match="weight on meta"):
+        linear_cross_entropy(hidden, weight.detach().to("meta"), targets)
 
 
 def test_a_second_derivative_is_refused():
@@ -358,6 +417,8 @@ def test_meta_tensors():
     targets = torch.empty(8, device="meta", dtype=torch.int64)
     assert linear_cross_entropy(hidden, weight, targets).shape == ()
     assert linear_cross_entropy(hidden, weight, targets, reduction="none").shape == (8,)
+    linear_cross_entropy(hidden, weight, targets).backward()
+    assert weight.grad.shape == weight.shape and weight.grad.is_meta
 
 
 def test_dtensor_is_refused():

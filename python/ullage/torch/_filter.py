@@ -74,7 +74,7 @@ def observe(plan: HeadPlan, workspace: Tensor, stream: int) -> None:
         "ullage_head_plan_filter_report",
         plan._handle.pointer,
         workspace.data_ptr(),
-        workspace.numel(),
+        workspace.nbytes,
         stream or None,
         ctypes.byref(found),
     )

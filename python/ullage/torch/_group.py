@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ullage._errors import UllageError
-from ullage.torch import _ops, _run
-from ullage.torch._run import HeadTensors
+from ullage.torch import _ops, _plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +37,9 @@ class VocabShard:
         return _asked(group, torch.tensor([columns], device=device))
 
 
-def shard_of(process_group: Any, tensors: HeadTensors, config: str) -> VocabShard:
+def shard_of(process_group: Any, tensors: dict[str, Tensor], config: str) -> VocabShard:
     """The rank's shard; where only a group is given, after asking the others."""
-    given = sorted({"vocab_offset", "group_vocab"} & set(_run.parsed(config)))
+    given = sorted({"vocab_offset", "group_vocab"} & set(_plan.parsed(config)))
     if given:
         raise ValueError(
             f"process_group is given and config has {', '.join(given)}; accepted: process_group=VocabShard(group, "
@@ -48,9 +47,12 @@ def shard_of(process_group: Any, tensors: HeadTensors, config: str) -> VocabShar
         )
     if isinstance(process_group, VocabShard):
         return process_group
-    x, weight = tensors.input, tensors.weight
-    columns = x.shape[1] if weight is None else weight.shape[0]
-    return _asked(process_group, torch.tensor([columns, x.shape[0]], device=x.device))
+    x = tensors["input"]
+    return _asked(process_group, torch.tensor([_columns(tensors), x.shape[0]], device=x.device))
+
+
+def _columns(tensors: dict[str, Tensor]) -> int:
+    return tensors["weight"].shape[0] if "weight" in tensors else tensors["input"].shape[1]
 
 
 def _asked(group: Any, facts: Tensor) -> VocabShard:
@@ -74,35 +76,41 @@ def _gathered(mine: Tensor, group: Any) -> Tensor:
 
 
 def placed(config: str, shard: VocabShard) -> str:
-    return json.dumps({**_run.parsed(config), "vocab_offset": shard.offset, "group_vocab": shard.vocab})
+    return json.dumps({**_plan.parsed(config), "vocab_offset": shard.offset, "group_vocab": shard.vocab})
 
 
 @torch.no_grad()
-def join(
-    tensors: HeadTensors, config: str, shard: VocabShard, n_segments: int, budget_bytes: int, rows: int
-) -> HeadTensors:
-    """With the group's row statistics, after the first run; `config` is `placed`, `rows` what the second will return."""
-    if tensors.input.shape[0] == 0:
-        return tensors
-    document, x = _run.parsed(config), tensors.input
-    has_labels = tensors.labels is not None
+def statistics(
+    tensors: dict[str, Tensor],
+    teachers: list[Tensor],
+    config: str,
+    shard: VocabShard,
+    n_segments: int,
+    budget_bytes: int,
+    rows: int,
+) -> dict[str, Tensor]:
+    """The group's row statistics, after the first run; `config` is `placed`, `rows` what the second will return."""
+    if tensors["input"].shape[0] == 0:
+        return {}
+    document, has_labels = _plan.parsed(config), "labels" in tensors
     smooths = any(loss.get("label_smoothing") for loss in document["losses"])
-    mixes = bool(rows & (_run.ENTROPY | _run.METRICS))
-    wanted = _run.SHARD | _run.LOG_PROB * has_labels | _run.DISTANCE * smooths | _run.ENTROPY * mixes
-    out = _ops.head(*tensors, None, n_segments, config, budget_bytes, 0, wanted)
-    own = _run.Values(*out[: len(_run.Values._fields)])
-    columns = x.shape[1] if tensors.weight is None else tensors.weight.shape[0]
-    statistics = {
+    mixes = bool(rows & (_plan.ENTROPY | _plan.METRICS))
+    wanted = _plan.SHARD | _plan.LOG_PROB * has_labels | _plan.DISTANCE * smooths | _plan.ENTROPY * mixes
+    out = _ops.head(
+        [*tensors.values(), *teachers], " ".join(tensors), None, config, n_segments, budget_bytes, 0, wanted
+    )
+    own = _ops.values_of(out, wanted)
+    assert own.shift is not None
+    mine: dict[str, Any] = {
         "shift": own.shift,
         "log_sum": own.log_sum,
         **({"label_log_prob": own.log_prob} if has_labels else {}),
-        **({"distance": own.distance, "columns": torch.full_like(own.shift, columns)} if smooths else {}),
+        **({"distance": own.distance, "columns": torch.full_like(own.shift, _columns(tensors))} if smooths else {}),
         **({"entropy": own.entropy} if mixes else {}),
     }
-    gathered = _gathered(torch.stack(list(statistics.values())), shard.group).double()
-    group = _combined(dict(zip(statistics, gathered.unbind(1))), float(document.get("logits_scale", 1.0)))
-    found: dict[str, Any] = {f"group_{name}": value.to(own.shift.dtype) for name, value in group.items()}
-    return tensors._replace(**found)
+    gathered = _gathered(torch.stack(list(mine.values())), shard.group).double()
+    group = _combined(dict(zip(mine, gathered.unbind(1))), float(document.get("logits_scale", 1.0)))
+    return {f"group_{name}": value.to(own.shift.dtype) for name, value in group.items()}
 
 
 def _combined(of_ranks: dict[str, Tensor], scale: float) -> dict[str, Tensor]:

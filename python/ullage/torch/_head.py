@@ -10,21 +10,14 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
-from ullage.torch import _group, _ops, _run
-from ullage.torch._run import D_ADAPTER, D_BIAS, D_INPUT, D_WEIGHT, HeadTensors
+from ullage.torch import _autograd, _group, _ops, _plan
+from ullage.torch._plan import ENTROPY, LOG_PROB, TOKEN_LOSS
 
 IGNORED = -1  # any negative label
 
-ROWS = {
-    "token_loss": _run.TOKEN_LOSS,
-    "lse": _run.LSE,
-    "log_prob": _run.LOG_PROB,
-    "entropy": _run.ENTROPY,
-    "argmax": _run.ARGMAX,
-    "metrics": _run.METRICS,
-}
+ROWS = ("token_loss", "lse", "log_prob", "entropy", "argmax", "metrics")
 GROUP_STATISTICS = ("group_shift", "group_log_sum", "group_label_log_prob", "group_distance", "group_entropy")
-_DIFFERENTIABLE_ROWS = _run.TOKEN_LOSS | _run.LOG_PROB | _run.ENTROPY
+_DIFFERENTIABLE_ROWS = TOKEN_LOSS | LOG_PROB | ENTROPY
 
 
 class HeadLoss(NamedTuple):
@@ -53,7 +46,7 @@ def to_text(losses: Any, teachers: Any = (), logits_scale: float = 1.0, softcap:
         document["logits_scale"] = logits_scale
     if softcap != 0.0:
         document["softcap"] = softcap
-    text: str = _dumped(_specialized(document))
+    text: str = _dumped(_specialized(document)) if torch.compiler.is_compiling() else json.dumps(document)
     return text
 
 
@@ -84,6 +77,14 @@ def check_plain(**tensors: Tensor | None) -> None:
                 f"{name} is a DTensor; accepted: a plain tensor. Gather it first ({name}.full_tensor()), or unshard "
                 "the module that owns it"
             )
+
+
+def _check_device(device: torch.device, given: Mapping[str, Tensor], teachers: Sequence[Tensor]) -> None:
+    """An address of another device would be read all the same."""
+    for name, tensor in (*given.items(), *(("a teacher's tensor", t) for t in teachers)):
+        if tensor.device != device:
+            shown = {"labels": "targets"}.get(name, name)
+            raise ValueError(f"{shown} on {tensor.device}, and the input on {device}; accepted: all on one device")
 
 
 def _constant(**tensors: Tensor | None) -> None:
@@ -121,17 +122,15 @@ def run_head(
     assert source is not None  # one of the two is given
     check_plain(input=source, weight=weight, bias=bias, labels=labels)
     refuse(source.ndim < 1, "logits or hidden is a scalar; accepted: [..., vocab] or [..., d_model]")
-    if weight is not None:
-        refuse(
-            weight.ndim != 2 or weight.shape[1] != source.shape[-1],
+    if weight is not None and (weight.ndim != 2 or weight.shape[1] != source.shape[-1]):
+        raise ValueError(
             f"weight has shape {tuple(weight.shape)} and hidden {tuple(source.shape)}; accepted: [vocab, d_model] "
-            "and [..., d_model]",
+            "and [..., d_model]"
         )
     shape = source.shape[:-1]
-    if labels is not None:
-        refuse(
-            labels.shape != shape or labels.is_floating_point(),
-            f"targets are {labels.dtype} of shape {tuple(labels.shape)}; accepted: integers of shape {tuple(shape)}",
+    if labels is not None and (labels.shape != shape or labels.is_floating_point()):
+        raise ValueError(
+            f"targets are {labels.dtype} of shape {tuple(labels.shape)}; accepted: integers of shape {tuple(shape)}"
         )
     device = source.device.type
     if weight is not None and device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
@@ -142,96 +141,95 @@ def run_head(
         adapter_b = None if adapter_b is None else adapter_b.to(dtype)
     _constant(**rows_inputs, **{f"teacher tensor {i}": t for i, t in enumerate(teachers)})
 
-    flat = {name: _flattened(name, t, shape) for name, t in rows_inputs.items()}
-    tensors = HeadTensors(
-        source.reshape(-1, source.shape[-1]),
-        weight,
-        bias,
-        adapter_a,
-        adapter_b,
-        None if labels is None else _labels(labels, ignore_index),
-        flat.get("token_weights"),
-        flat.get("class_weights"),
-        flat.get("mask"),
-        flat.get("advantages"),
-        flat.get("old_log_probs"),
-        flat.get("reference_log_probs"),
-        flat.get("segments"),
-        flat.get("pairs"),
-        None,
-        None,
-        None,
-        None,
-        None,
-        [t.reshape(-1, t.shape[-1]) for t in teachers],
-    )
-    rows = sum(ROWS[name] for name in set(returns))
+    tensors = {
+        "input": _rows_of(source),
+        "weight": weight,
+        "bias": bias,
+        "adapter_a": adapter_a,
+        "adapter_b": adapter_b,
+        "labels": None if labels is None else _labels(labels, ignore_index),
+        **{name: None if t is None else _flattened(name, t, shape) for name, t in rows_inputs.items()},
+    }
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    of_teachers = [_rows_of(t) for t in teachers]
+    _check_device(source.device, given, of_teachers)
+    rows = 0
+    for name in returns:
+        rows |= _plan.ROWS[name]
     if process_group is not None:
-        tensors, config = _joined(tensors, config, process_group, n_segments, budget_bytes or 0, rows)
+        given, config = _joined(given, of_teachers, config, process_group, n_segments, budget_bytes or 0, rows)
     main_grad = getattr(weight, "main_grad", None) if weight is not None and weight.requires_grad else None
     now = 0
     # Gradients go with the forward where the total alone is asked for; but not in f16 on CUDA, where the kernels keep
     # them in f16, whose range the upstream factor (a loss scale) is there to reach.
-    later = _run.TOKEN_LOSS if detached else _DIFFERENTIABLE_ROWS
+    later = TOKEN_LOSS if detached else _DIFFERENTIABLE_ROWS
     out_of_range = source.is_cuda and source.dtype == torch.float16
     if torch.is_grad_enabled() and main_grad is None and not out_of_range and not rows & later:
-        for bit, tensor in zip((D_INPUT, D_WEIGHT, D_BIAS, D_ADAPTER, D_ADAPTER), tensors[:5]):
-            if tensor is not None and tensor.requires_grad:
+        for name, bit in _plan.GRADIENTS.items():
+            if name in given and given[name].requires_grad:
                 now |= bit
-    out = _ops.head(*tensors, main_grad, n_segments, config, budget_bytes or 0, now, rows)
-    values = _run.Values(*out[: len(_run.Values._fields)])
-    dtype = _run.row_dtype(tensors)
+    listed = [*given.values(), *of_teachers]
+    operation = _ops.head if torch.compiler.is_compiling() else _autograd.differentiable_head
+    out = operation(listed, " ".join(given), main_grad, config, n_segments, budget_bytes or 0, now, rows)
+    values = _ops.values_of(out, rows)
+    assert values.total is not None and values.terms is not None and values.n_valid is not None
 
-    def shaped(name: str, differentiable: bool) -> Tensor | None:
-        if not rows & ROWS[name]:
+    def shaped(name: str, differentiable: bool = False) -> Tensor | None:
+        value: Tensor | None = getattr(values, name)
+        if value is None:
             return None
-        value: Tensor = getattr(values, name).view(shape)
-        return value if differentiable else value.detach()
+        return (value if differentiable else value.detach()).view(shape)
 
     return HeadLoss(
-        values.total.to(dtype),
-        values.terms.detach(),
-        values.n_valid.detach(),
+        values.total,
+        values.terms,
+        values.n_valid,
         shaped("token_loss", True),
-        shaped("lse", False),
+        shaped("lse"),
         shaped("log_prob", not detached),
         shaped("entropy", not detached),
-        shaped("argmax", False),
-        values.metrics.detach() if rows & _run.METRICS else None,
+        shaped("argmax"),
+        values.metrics,
     )
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _joined(
-    tensors: HeadTensors, config: str, process_group: Any, n_segments: int, budget_bytes: int, rows: int
-) -> tuple[HeadTensors, str]:
+    given: dict[str, Tensor],
+    teachers: list[Tensor],
+    config: str,
+    process_group: Any,
+    n_segments: int,
+    budget_bytes: int,
+    rows: int,
+) -> tuple[dict[str, Tensor], str]:
     """A shard of a vocabulary after its first run and the exchange: what its second run takes."""
-    shard = _group.shard_of(process_group, tensors, config)
+    shard = _group.shard_of(process_group, given, config)
     config = _group.placed(config, shard)
-    tensors = _group.join(tensors, config, shard, n_segments, budget_bytes, rows)
-    if tensors.weight is not None:  # else the input is the rank's own
-        tensors = tensors._replace(input=_group.shared(tensors.input, shard.group))
-    if tensors.adapter_a is not None:
-        tensors = tensors._replace(adapter_a=_group.shared(tensors.adapter_a, shard.group))
-    return tensors, config
+    joined = given | _group.statistics(given, teachers, config, shard, n_segments, budget_bytes, rows)
+    # What every rank holds: without a weight the input is the rank's own.
+    for name in ("input", "adapter_a") if "weight" in given else ("adapter_a",):
+        if name in given:
+            joined[name] = _group.shared(given[name], shard.group)
+    return joined, config
 
 
-def _flattened(name: str, tensor: Tensor | None, shape: torch.Size) -> Tensor | None:
-    if tensor is None:
-        return None
+def _rows_of(tensor: Tensor) -> Tensor:
+    return tensor if tensor.ndim == 2 else tensor.reshape(-1, tensor.shape[-1])
+
+
+def _flattened(name: str, tensor: Tensor, shape: torch.Size) -> Tensor:
     check_plain(**{name: tensor})
     if name in ("class_weights", "pairs"):
         return tensor.reshape(-1)
-    refuse(
-        tensor.shape != shape,
-        f"{name} has shape {tuple(tensor.shape)}; accepted: that of the targets, {tuple(shape)}",
-    )
+    if tensor.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; accepted: that of the targets, {tuple(shape)}")
     flat = tensor.reshape(-1)
     return flat.to(torch.uint8) if name == "mask" else flat
 
 
 def _labels(labels: Tensor, ignore_index: int) -> Tensor:
-    flat = labels.reshape(-1)
+    flat = labels if labels.ndim == 1 else labels.reshape(-1)
     if flat.dtype not in (torch.int64, torch.int32):
         flat = flat.to(torch.int64)
     return flat.masked_fill(flat == ignore_index, IGNORED) if ignore_index >= 0 else flat
@@ -266,7 +264,7 @@ def head_loss(
     Gradients reach logits, hidden, weight, bias and the adapter. Raises ullage.UllageError for what the library
     refuses, naming the term and the field.
     """
-    known = {*HeadTensors._fields[2:-1]} - {"labels", *GROUP_STATISTICS}
+    known = {*_ops.TENSORS} - {"input", "weight", "labels", "upstream_rows", *GROUP_STATISTICS}
     refuse(bool(set(inputs) - known), f"inputs has {sorted(set(inputs) - known)}; accepted: {sorted(known)}", TypeError)
     refuse(bool(set(returns) - set(ROWS)), f"returns has {sorted(set(returns) - set(ROWS))}; accepted: {list(ROWS)}")
     text = config if isinstance(config, str) else to_text(**config)

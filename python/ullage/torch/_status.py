@@ -21,7 +21,7 @@ _free: dict[torch.device, list[torch.Tensor]] = {}  # slots that no plan has, -1
 
 
 def watch(plan: HeadPlan, workspace: torch.Tensor, stream: int) -> None:
-    """After a run on the current stream: one small launch, capturable."""
+    """After a run on the current stream, of whose workspace the first int64 is the status: one small launch, capturable."""
     key = (plan._handle.pointer.value or 0, stream)
     if key not in _found:
         if len(_found) == _KEPT:
@@ -32,7 +32,7 @@ def watch(plan: HeadPlan, workspace: torch.Tensor, stream: int) -> None:
             free.extend(_slots(workspace.device))
         _found[key] = plan, free.pop()
     word = _found[key][1][:1]
-    torch.maximum(word, workspace[:8].view(torch.int64), out=word)
+    torch.maximum(word, workspace[:1], out=word)
 
 
 def _slots(device: torch.device) -> list[torch.Tensor]:
