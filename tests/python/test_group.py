@@ -1,6 +1,8 @@
 """A vocabulary over the ranks of a group: gloo, two and three processes, uneven shards, against the whole on one."""
 
+import itertools
 import multiprocessing
+import re
 import traceback
 
 import pytest
@@ -226,6 +228,34 @@ def refusals(of):
     return found
 
 
+ALONE = {
+    "a target": (UllageError, "labels\\[1\\]", lambda a: a["targets"].__setitem__(1, 23)),
+    "shapes": (ValueError, "weight has shape", lambda a: a.update(weight=a["weight"][:, :-1])),
+    "types": (TypeError, "weight is", lambda a: a.update(weight=a["weight"].to(torch.complex64))),
+    "a constant": (ValueError, "class_weights requires a gradient", lambda a: a.update(class_weight=torch.ones(1).requires_grad_())),
+    "memory": (UllageError, "587", lambda a: a.update(budget_bytes=1)),
+}  # fmt: skip
+
+
+def refusal_of_one(of, name, alone, told):
+    """What this rank raises where rank `alone` has an argument that is refused, and whether the group still works."""
+    hidden, weight, _, targets = made()
+    arguments = {"hidden": hidden, "weight": of.rows(weight), "targets": targets, "process_group": of.group}
+    if told:
+        arguments["process_group"] = VocabShard.of(of.group, len(arguments["weight"]))
+    good = dict(arguments, targets=targets.clone())
+    if of.rank == alone:
+        ALONE[name][2](arguments)
+    try:
+        linear_cross_entropy(**arguments)
+        raised = None
+    except Exception as error:
+        raised = (type(error), str(error))
+    loss = linear_cross_entropy(**good)
+    loss.backward()
+    return raised, loss.detach()
+
+
 def rank_main(rank, world, folder):
     torch.set_num_threads(1)
     try:
@@ -240,6 +270,8 @@ def rank_main(rank, world, folder):
         assert (told.offset, told.vocab) == (sum(LARGE[world][:rank]), 8003)
         found["8003 torch.float32 told"] = case_of_8003(Rank(rank, LARGE[world], told), torch.float32)
         found["refusals"] = refusals(small)
+        for name, alone, refuses_told in itertools.product(ALONE, (0, world - 1), (False, True)):
+            found[name, alone, refuses_told] = refusal_of_one(small, name, alone, refuses_told)
         torch.save(found, f"{folder}/{rank}")
         dist.barrier()
         dist.destroy_process_group()
@@ -259,7 +291,7 @@ def ranks(request, tmp_path_factory):
         process.start()
     for process in processes:
         process.join(300)
-    found = [torch.load(folder / str(rank)) for rank in range(request.param)]
+    found = [torch.load(folder / str(rank), weights_only=False) for rank in range(request.param)]
     for each in found:
         assert isinstance(each, dict), each
     return found
@@ -349,6 +381,23 @@ def test_refusals(ranks):
         }
         for name, (_, message) in found.items():
             assert name in message or name == "group_vocab" and "group_shift" in message
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", ALONE)
+def test_what_one_rank_refuses_all_raise(ranks, name, last, told):
+    """None waits for it, and the next call finds the ranks in step."""
+    alone = len(ranks) - 1 if last else 0
+    kind, message, _ = ALONE[name]
+    found = [each[name, alone, told] for each in ranks]
+    for rank, ((raised, text), loss) in enumerate(found):
+        if rank == alone:
+            assert raised is kind and re.search(message, text)
+        else:
+            assert raised is UllageError and text.startswith("664") and f"rank {alone} of the group" in text
+            assert (kind is UllageError) == (text.count("(") == 1), "its code"
+        assert torch.equal(loss, found[0][1])
 
 
 def test_a_group_and_a_place_in_the_configuration():

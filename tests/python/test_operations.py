@@ -285,6 +285,16 @@ def test_threads_share_plans_and_nothing_else():
                 assert all(torch.equal(a, b) for a, b in zip(f, w))
 
 
+def test_other_types_are_refused():
+    hidden, weight, targets = make()
+    with pytest.raises(TypeError, match="input is torch.int64.*float32"):
+        cross_entropy(torch.ones(N, V, dtype=torch.int64), targets)
+    with pytest.raises(TypeError, match="weight is torch.complex64"):
+        linear_cross_entropy(hidden, weight.detach().to(torch.complex64), targets)
+    with pytest.raises(TypeError, match="class_weights is torch.complex64"):
+        linear_cross_entropy(hidden, weight, targets, class_weight=torch.ones(V, dtype=torch.complex64))
+
+
 def test_two_devices_are_refused():
     hidden, weight, targets = make()
     with pytest.raises(ValueError, match="targets on meta.*input on cpu.*one device"):

@@ -3,18 +3,22 @@
 A shard runs twice. The first run gives three numbers a row, which the ranks gather and combine, in rank order and float64,
 so that every rank has the same bits; the second takes the combination and gives the losses of the whole head, and the
 gradients of its own columns. docs/losses.md has the formulas, ullage/lossk/group.h the contract.
+
+A rank that refuses says so in what is exchanged anyway, and raises its refusal after; the others raise too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ullage import _library as c
 from ullage._errors import UllageError
 from ullage.torch import _ops, _plan
 
@@ -34,38 +38,108 @@ class VocabShard:
     def of(cls, group: Any, columns: int, device: torch.device | str = "cpu") -> VocabShard:
         """Of a rank that holds `columns`, in rank order. Every rank of the group must call it; device: that the group's
         transport takes."""
-        return _asked(group, torch.tensor([columns], device=device))
+        return _asked(group, columns, 0, device, None)
 
 
-def shard_of(process_group: Any, tensors: dict[str, Tensor], config: str) -> VocabShard:
-    """The rank's shard; where only a group is given, after asking the others."""
-    given = sorted({"vocab_offset", "group_vocab"} & set(_plan.parsed(config)))
+def joined(
+    process_group: Any,
+    config: str,
+    source: Tensor,
+    has_labels: bool,
+    tensors_of: Callable[[], tuple[dict[str, Tensor], list[Tensor], int]],
+    n_segments: int,
+    budget_bytes: int,
+    rows: int,
+) -> tuple[dict[str, Tensor], list[Tensor], str]:
+    """After the first run and the exchange, what the second takes: tensors, the teachers' and the configuration.
+
+    source: the input as the caller gave it. tensors_of: tensors, the teachers' and the gradients that the second run
+    makes, or a refusal.
+    """
+    document = _plan.parsed(config)
+    given = sorted({"vocab_offset", "group_vocab"} & set(document))
     if given:
         raise ValueError(
             f"process_group is given and config has {', '.join(given)}; accepted: process_group=VocabShard(group, "
             "offset, vocab), or the group alone, which is asked"
         )
-    if isinstance(process_group, VocabShard):
-        return process_group
-    x = tensors["input"]
-    return _asked(process_group, torch.tensor([_columns(tensors), x.shape[0]], device=x.device))
+    tensors: dict[str, Tensor] = {}
+    teachers: list[Tensor] = []
+    gradients = 0
+    refusal: Exception | None = None
+    try:
+        tensors, teachers, gradients = tensors_of()
+    except Exception as error:  # whatever it is, the others wait
+        refusal = error
+    n_tok, shard = source.shape[:-1].numel(), process_group
+    if not isinstance(process_group, VocabShard):
+        shard = _asked(process_group, _columns(tensors) if tensors else 0, n_tok, source.device, refusal)
+    config = json.dumps({**document, "vocab_offset": shard.offset, "group_vocab": shard.vocab})
+    if n_tok == 0:
+        if refusal is not None:
+            raise refusal
+        return _shared_by_all(tensors, shard.group), teachers, config
+
+    names = _statistics(document, has_labels, rows)
+    rows_of_group = [name for name in names if name != "columns"]
+    wide = source.dtype == torch.float64 and not torch.is_autocast_enabled(source.device.type)
+    mine = source.new_full((len(names), n_tok), torch.nan, dtype=torch.float64 if wide else torch.float32)
+    with torch.no_grad():
+        if refusal is None:
+            try:
+                mine = _first_run(tensors, teachers, config, names, n_segments, budget_bytes)
+                # The second run's refusals are the others' business too: in the backward they would wait again.
+                after = tensors | {f"group_{name}": mine[0] for name in rows_of_group}
+                listed = [*after.values(), *teachers]
+                _ops.prepare(listed, " ".join(after), config, budget_bytes, gradients, rows)
+            except Exception as error:
+                refusal = error
+        # With a VocabShard nothing waits for CUDA: the others' losses are then NaN.
+        waits = source.device.type != "cuda" or shard is not process_group
+        gathered = _exchanged(mine, shard.group, refusal, waits).double()
+        group = _combined(dict(zip(names, gathered.unbind(1))), float(document.get("logits_scale", 1.0)))
+        found = {f"group_{name}": group[name].to(mine.dtype) for name in rows_of_group}
+    return _shared_by_all(tensors, shard.group) | found, teachers, config
 
 
 def _columns(tensors: dict[str, Tensor]) -> int:
     return tensors["weight"].shape[0] if "weight" in tensors else tensors["input"].shape[1]
 
 
-def _asked(group: Any, facts: Tensor) -> VocabShard:
-    found = _gathered(facts, group).tolist()
-    rows = {n_tok for _, *others in found for n_tok in others}
-    if len(rows) > 1:
+def _asked(group: Any, columns: int, n_tok: int, device: Any, refusal: Exception | None) -> VocabShard:
+    found = _gathered(torch.tensor([columns, n_tok, _code(refusal)], device=device), group).tolist()
+    _raise_refusals([code for _, _, code in found], refusal)
+    if len({n_tok for _, n_tok, _ in found}) > 1:
         raise UllageError(
             664,
             "group_disagrees",
-            f"the ranks have {', '.join(str(fact[1]) for fact in found)} rows; accepted: the same rows on every rank",
+            f"the ranks have {', '.join(str(n_tok) for _, n_tok, _ in found)} rows; accepted: the same rows on every rank",
         )
-    columns = [fact[0] for fact in found]
-    return VocabShard(group, sum(columns[: dist.get_rank(group)]), sum(columns))
+    of_ranks = [columns for columns, _, _ in found]
+    return VocabShard(group, sum(of_ranks[: dist.get_rank(group)]), sum(of_ranks))
+
+
+def _code(refusal: Exception | None) -> int:
+    """As the others are told of it: 0 for none, 1 for one that is not of the status ledger."""
+    if refusal is None:
+        return 0
+    return refusal.code if isinstance(refusal, UllageError) else 1
+
+
+def _raise_refusals(codes: list[int], own: Exception | None) -> None:
+    if own is not None:
+        raise own
+    refused = [
+        f"rank {rank} of the group" + (f" ({code} {c.status_name(code)})" if code > 1 else "")
+        for rank, code in enumerate(codes)
+        if code
+    ]
+    if refused:
+        raise UllageError(
+            664,
+            "group_disagrees",
+            f"{' and '.join(refused)} refused the call, and says why; accepted: a call of all ranks",
+        )
 
 
 def _gathered(mine: Tensor, group: Any) -> Tensor:
@@ -75,42 +149,50 @@ def _gathered(mine: Tensor, group: Any) -> Tensor:
     return whole
 
 
-def placed(config: str, shard: VocabShard) -> str:
-    return json.dumps({**_plan.parsed(config), "vocab_offset": shard.offset, "group_vocab": shard.vocab})
+def _exchanged(mine: Tensor, group: Any, refusal: Exception | None, waits: bool) -> Tensor:
+    """[ranks, statistics, n_tok], once no rank has refused."""
+    code = mine.new_full((1,), _code(refusal))
+    whole = _gathered(torch.cat([mine.reshape(-1), code]), group)
+    if waits or refusal is not None:
+        _raise_refusals([int(each) for each in whole[:, -1].tolist()], refusal)
+    return whole[:, :-1].reshape(-1, *mine.shape)
 
 
-@torch.no_grad()
-def statistics(
+def _statistics(document: dict[str, Any], has_labels: bool, rows: int) -> list[str]:
+    """What is exchanged of each row."""
+    smooths = any(loss.get("label_smoothing") for loss in document["losses"])
+    mixes = bool(rows & (_plan.ENTROPY | _plan.METRICS))
+    return [
+        "shift",
+        "log_sum",
+        *["label_log_prob"] * has_labels,
+        *["distance", "columns"] * smooths,
+        *["entropy"] * mixes,
+    ]
+
+
+def _first_run(
     tensors: dict[str, Tensor],
     teachers: list[Tensor],
     config: str,
-    shard: VocabShard,
+    names: list[str],
     n_segments: int,
     budget_bytes: int,
-    rows: int,
-) -> dict[str, Tensor]:
-    """The group's row statistics, after the first run; `config` is `placed`, `rows` what the second will return."""
-    if tensors["input"].shape[0] == 0:
-        return {}
-    document, has_labels = _plan.parsed(config), "labels" in tensors
-    smooths = any(loss.get("label_smoothing") for loss in document["losses"])
-    mixes = bool(rows & (_plan.ENTROPY | _plan.METRICS))
-    wanted = _plan.SHARD | _plan.LOG_PROB * has_labels | _plan.DISTANCE * smooths | _plan.ENTROPY * mixes
-    out = _ops.head(
-        [*tensors.values(), *teachers], " ".join(tensors), None, config, n_segments, budget_bytes, 0, wanted
-    )
-    own = _ops.values_of(out, wanted)
+) -> Tensor:
+    """The shard's own statistics, [names, n_tok]; `config` says where it lies."""
+    bits = {"label_log_prob": _plan.LOG_PROB, "distance": _plan.DISTANCE, "entropy": _plan.ENTROPY}
+    rows = _plan.SHARD
+    for name in names:
+        rows |= bits.get(name, 0)
+    listed = [*tensors.values(), *teachers]
+    own = _ops.values_of(_ops.head(listed, " ".join(tensors), None, config, n_segments, budget_bytes, 0, rows), rows)
     assert own.shift is not None
-    mine: dict[str, Any] = {
-        "shift": own.shift,
-        "log_sum": own.log_sum,
-        **({"label_log_prob": own.log_prob} if has_labels else {}),
-        **({"distance": own.distance, "columns": torch.full_like(own.shift, _columns(tensors))} if smooths else {}),
-        **({"entropy": own.entropy} if mixes else {}),
+    of_names = {
+        **own._asdict(),
+        "label_log_prob": own.log_prob,
+        "columns": torch.full_like(own.shift, _columns(tensors)),
     }
-    gathered = _gathered(torch.stack(list(mine.values())), shard.group).double()
-    group = _combined(dict(zip(mine, gathered.unbind(1))), float(document.get("logits_scale", 1.0)))
-    return {f"group_{name}": value.to(own.shift.dtype) for name, value in group.items()}
+    return torch.stack([of_names[name] for name in names])
 
 
 def _combined(of_ranks: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
@@ -139,10 +221,12 @@ def _in_rank_order(parts: Tensor) -> Tensor:
     return total
 
 
-def shared(tensor: Tensor, group: Any) -> Tensor:
-    """The tensor, which every rank holds: its gradient is the sum of the ranks' parts, formed in float32 and rounded."""
-    result: Tensor = _Shared.apply(tensor, group)  # type: ignore[no-untyped-call]
-    return result
+def _shared_by_all(tensors: dict[str, Tensor], group: Any) -> dict[str, Tensor]:
+    """With those that every rank holds, whose gradients are the sums of the ranks' parts, formed in float32 and rounded:
+    without a weight the input is the rank's own."""
+    names = ("input", "adapter_a") if "weight" in tensors else ("adapter_a",)
+    found = {name: _Shared.apply(tensors[name], group) for name in names if name in tensors}  # type: ignore[no-untyped-call]
+    return tensors | found
 
 
 class _Shared(torch.autograd.Function):

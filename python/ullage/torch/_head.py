@@ -120,59 +120,24 @@ def run_head(
     )
     source = logits if hidden is None else hidden
     assert source is not None  # one of the two is given
-    check_plain(input=source, weight=weight, bias=bias, labels=labels)
-    refuse(source.ndim < 1, "logits or hidden is a scalar; accepted: [..., vocab] or [..., d_model]")
-    if weight is not None and (weight.ndim != 2 or weight.shape[1] != source.shape[-1]):
-        raise ValueError(
-            f"weight has shape {tuple(weight.shape)} and hidden {tuple(source.shape)}; accepted: [vocab, d_model] "
-            "and [..., d_model]"
-        )
-    shape = source.shape[:-1]
-    if labels is not None and (labels.shape != shape or labels.is_floating_point()):
-        raise ValueError(
-            f"targets are {labels.dtype} of shape {tuple(labels.shape)}; accepted: integers of shape {tuple(shape)}"
-        )
-    device = source.device.type
-    if weight is not None and device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        source, weight = source.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-        adapter_a = None if adapter_a is None else adapter_a.to(dtype)
-        adapter_b = None if adapter_b is None else adapter_b.to(dtype)
-    _constant(**rows_inputs, **{f"teacher tensor {i}": t for i, t in enumerate(teachers)})
-
-    tensors = {
-        "input": _rows_of(source),
-        "weight": weight,
-        "bias": bias,
-        "adapter_a": adapter_a,
-        "adapter_b": adapter_b,
-        "labels": None if labels is None else _labels(labels, ignore_index),
-        **{name: None if t is None else _flattened(name, t, shape) for name, t in rows_inputs.items()},
-    }
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    of_teachers = [_rows_of(t) for t in teachers]
-    _check_device(source.device, given, of_teachers)
+    local = (source, weight, bias, adapter_a, adapter_b, labels, ignore_index, teachers, rows_inputs)
     rows = 0
     for name in returns:
         rows |= _plan.ROWS[name]
-    if process_group is not None:
-        given, config = _joined(given, of_teachers, config, process_group, n_segments, budget_bytes or 0, rows)
-    main_grad = getattr(weight, "main_grad", None) if weight is not None and weight.requires_grad else None
-    now = 0
-    # Gradients go with the forward where the total alone is asked for; but not in f16 on CUDA, where the kernels keep
-    # them in f16, whose range the upstream factor (a loss scale) is there to reach.
-    later = TOKEN_LOSS if detached else _DIFFERENTIABLE_ROWS
-    out_of_range = source.is_cuda and source.dtype == torch.float16
-    if torch.is_grad_enabled() and main_grad is None and not out_of_range and not rows & later:
-        for name, bit in _plan.GRADIENTS.items():
-            if name in given and given[name].requires_grad:
-                now |= bit
+    if process_group is None:
+        given, of_teachers = _tensors(*local)
+    else:
+        given, of_teachers, config = _joined(
+            process_group, config, local, n_segments, budget_bytes or 0, rows, detached
+        )
+    main_grad, now = _gradients(given, rows, detached)
     listed = [*given.values(), *of_teachers]
     operation = _ops.head if torch.compiler.is_compiling() else _autograd.differentiable_head
     out = operation(listed, " ".join(given), main_grad, config, n_segments, budget_bytes or 0, now, rows)
     values = _ops.values_of(out, rows)
     assert values.total is not None and values.terms is not None and values.n_valid is not None
+
+    shape = source.shape[:-1]
 
     def shaped(name: str, differentiable: bool = False) -> Tensor | None:
         value: Tensor | None = getattr(values, name)
@@ -193,25 +158,92 @@ def run_head(
     )
 
 
+def _tensors(
+    source: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    adapter_a: Tensor | None,
+    adapter_b: Tensor | None,
+    labels: Tensor | None,
+    ignore_index: int,
+    teachers: Sequence[Tensor],
+    rows_inputs: Mapping[str, Tensor | None],
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Those given, by name, and the teachers', as the operations take them."""
+    check_plain(input=source, weight=weight, bias=bias, labels=labels)
+    refuse(source.ndim < 1, "logits or hidden is a scalar; accepted: [..., vocab] or [..., d_model]")
+    if weight is not None and (weight.ndim != 2 or weight.shape[1] != source.shape[-1]):
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)} and hidden {tuple(source.shape)}; accepted: [vocab, d_model] "
+            "and [..., d_model]"
+        )
+    shape = source.shape[:-1]
+    if labels is not None and (labels.shape != shape or labels.is_floating_point()):
+        raise ValueError(
+            f"targets are {labels.dtype} of shape {tuple(labels.shape)}; accepted: integers of shape {tuple(shape)}"
+        )
+    device = source.device.type
+    if weight is not None and device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        source, weight = source.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+        adapter_a = None if adapter_a is None else adapter_a.to(dtype)
+        adapter_b = None if adapter_b is None else adapter_b.to(dtype)
+    _constant(**rows_inputs, **{f"teacher tensor {i}": t for i, t in enumerate(teachers)})
+    tensors = {
+        "input": _rows_of(source),
+        "weight": weight,
+        "bias": bias,
+        "adapter_a": adapter_a,
+        "adapter_b": adapter_b,
+        "labels": None if labels is None else _labels(labels, ignore_index),
+        **{name: None if t is None else _flattened(name, t, shape) for name, t in rows_inputs.items()},
+    }
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    of_teachers = [_rows_of(t) for t in teachers]
+    _check_device(source.device, given, of_teachers)
+    return given, of_teachers
+
+
+def _gradients(given: Mapping[str, Tensor], rows: int, detached: bool) -> tuple[Tensor | None, int]:
+    """The weight's main_grad, and the gradients that go with the forward: where the total alone is asked for; but not in
+    f16 on CUDA, where the kernels keep them in f16, whose range the upstream factor (a loss scale) is there to reach."""
+    weight, source = given.get("weight"), given["input"]
+    main_grad = getattr(weight, "main_grad", None) if weight is not None and weight.requires_grad else None
+    later = TOKEN_LOSS if detached else _DIFFERENTIABLE_ROWS
+    out_of_range = source.is_cuda and source.dtype == torch.float16
+    now = 0
+    if torch.is_grad_enabled() and main_grad is None and not out_of_range and not rows & later:
+        for name, bit in _plan.GRADIENTS.items():
+            if name in given and given[name].requires_grad:
+                now |= bit
+    return main_grad, now
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _joined(
-    given: dict[str, Tensor],
-    teachers: list[Tensor],
-    config: str,
     process_group: Any,
+    config: str,
+    local: tuple[Any, ...],
     n_segments: int,
     budget_bytes: int,
     rows: int,
-) -> tuple[dict[str, Tensor], str]:
-    """A shard of a vocabulary after its first run and the exchange: what its second run takes."""
-    shard = _group.shard_of(process_group, given, config)
-    config = _group.placed(config, shard)
-    joined = given | _group.statistics(given, teachers, config, shard, n_segments, budget_bytes, rows)
-    # What every rank holds: without a weight the input is the rank's own.
-    for name in ("input", "adapter_a") if "weight" in given else ("adapter_a",):
-        if name in given:
-            joined[name] = _group.shared(given[name], shard.group)
-    return joined, config
+    detached: bool,
+) -> tuple[dict[str, Tensor], list[Tensor], str]:
+    def tensors_of() -> tuple[dict[str, Tensor], list[Tensor], int]:
+        given, teachers = _tensors(*local)
+        return given, teachers, _gradients(given, rows, detached)[1]
+
+    return _group.joined(
+        process_group,
+        config,
+        local[0],
+        local[5] is not None,
+        tensors_of,
+        n_segments,
+        budget_bytes,
+        rows,
+    )
 
 
 def _rows_of(tensor: Tensor) -> Tensor:

@@ -77,6 +77,11 @@ def _call(tensors: list[Tensor], names: str, config: str, budget_bytes: int, gra
     )
 
 
+def prepare(tensors: list[Tensor], names: str, config: str, budget_bytes: int, gradients: int, rows: int) -> None:
+    """Raises what ullage::head would refuse before it reads a tensor."""
+    _run.prepared(_call(tensors, names, config, budget_bytes, gradients, rows=rows))
+
+
 def _fake(call: Call, device_of: Tensor) -> list[Tensor]:
     """What a run of the call returns, of no content."""
     return [

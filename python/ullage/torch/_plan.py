@@ -168,8 +168,8 @@ def _request(call: Call, made: list[Result]) -> dict[str, Any]:
     fused, on_cuda = "weight" in given, call.device.type == "cuda"
     of_weights = [kind for name, kind in gradients.items() if name != "input"]
     wanted = {
-        "input_dtype": _NAMES[dtype],
-        "weight_dtype": _NAMES[weight_dtype],
+        "input_dtype": _name("input", dtype),
+        "weight_dtype": _name("weight", weight_dtype),
         "d_hidden" if fused else "d_logits": "input" in gradients,
         "d_weight": "weight" in gradients,
         "d_bias": "bias" in gradients,
@@ -177,8 +177,8 @@ def _request(call: Call, made: list[Result]) -> dict[str, Any]:
         # On CUDA one of the fused heads finds neither an entropy nor an arg-max, and only of the first a plan is told.
         "entropy": bool(call.rows & (ENTROPY | (ARGMAX if on_cuda else 0))),
         "policy_metrics": bool(call.rows & METRICS),
-        "grad_dtype": _NAMES[gradients.get("input", dtype)],
-        "d_weight_dtype": _NAMES[of_weights[-1]] if of_weights else "f32",
+        "grad_dtype": _name("input", gradients.get("input", dtype)),
+        "d_weight_dtype": _name("main_grad", of_weights[-1]) if of_weights else "f32",
     }
     return {
         "n_tok": shape[0],
@@ -196,6 +196,12 @@ def _request(call: Call, made: list[Result]) -> dict[str, Any]:
     }
 
 
+def _name(tensor: str, dtype: torch.dtype) -> str:
+    if dtype not in _NAMES:
+        raise TypeError(f"{tensor} is {dtype}; accepted: {', '.join(map(str, _NAMES))}")
+    return _NAMES[dtype]
+
+
 def _teachers(configured: list[dict[str, Any]], tensors: list[tuple[torch.dtype, torch.Size]]) -> list[dict[str, Any]]:
     """With what their tensors say."""
     teachers = []
@@ -205,9 +211,13 @@ def _teachers(configured: list[dict[str, Any]], tensors: list[tuple[torch.dtype,
             tensors.pop(0)
             teachers.append({**teacher, "k": shape[-1]})
             continue
-        facts = {"vocab": shape[1], "dtype": _NAMES[dtype]}
+        facts = {"vocab": shape[1], "dtype": _name("a teacher", dtype)}
         if teacher["kind"] == "hidden":
             weight_dtype, weight_shape = tensors.pop(0)
-            facts |= {"vocab": weight_shape[0], "d_model": weight_shape[1], "weight_dtype": _NAMES[weight_dtype]}
+            facts |= {
+                "vocab": weight_shape[0],
+                "d_model": weight_shape[1],
+                "weight_dtype": _name("a teacher", weight_dtype),
+            }
         teachers.append({**teacher, **facts})
     return teachers

@@ -113,12 +113,14 @@ _EMPTY = ctypes.create_string_buffer(8)
 _EMPTY_ADDRESS = ctypes.addressof(_EMPTY)  # null would say "not given"; an empty tensor is given
 
 
-def run(
-    call: Call,
-    tensors: Sequence[Tensor],
-    n_segments: int,
-    main_grad: Tensor | None = None,
-) -> list[Tensor]:
+def prepared(call: Call) -> Prepared:
+    if call.device.type != "cuda":
+        return _on_cpu(call)
+    with torch.cuda.device(call.device):
+        return _on_cuda(call)
+
+
+def run(call: Call, tensors: Sequence[Tensor], n_segments: int, main_grad: Tensor | None = None) -> list[Tensor]:
     """The results of the call, on its device and the current stream; d_weight is added to main_grad, and not among them,
     where that is given."""
     if call.device.type != "cuda":

@@ -52,7 +52,7 @@ def linear_cross_entropy(
     bias), in rank order, and all of them hidden and the targets, which count over the whole vocabulary. Every rank has
     the same loss, to the bit, and its own rows' gradients; hidden's is summed over the ranks in the backward, in float32,
     and rounded to its type. The logits are made twice. Each call asks the group for its sizes, for which CUDA waits; a
-    VocabShard in the group's place says them. class_weight is refused.
+    VocabShard in the group's place says them. class_weight is refused. What one rank refuses, all raise (docs/python.md).
 
     Gradients are computed in the forward and scaled in the backward; for reduction="none" and a weight with a
     float32 `main_grad`, which they are added to, in the backward.
