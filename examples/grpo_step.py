@@ -36,7 +36,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        clipped = out.metrics[0, 4].item() / GROUP  # a sum over sequences of their share
+        clipped = out.policy_metrics()["clipped"].item() / GROUP  # a sum over sequences of their share
         print(f"step {step:2d}  reward {reward.mean():.3f}  loss {loss.item():+.4f}  clipped {clipped:.1%}")
 
 

@@ -3,6 +3,7 @@
 import concurrent.futures
 import itertools
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from ullage.torch import _ops, _plan
 from ullage.torch._head import to_text
 
 N, D, V = 10, 6, 17
+CE = [{"kind": "cross_entropy"}]
 
 
 def make(dtype=torch.float32, n=N, d=D, v=V):
@@ -293,6 +295,50 @@ def test_other_types_are_refused():
         linear_cross_entropy(hidden, weight.detach().to(torch.complex64), targets)
     with pytest.raises(TypeError, match="class_weights is torch.complex64"):
         linear_cross_entropy(hidden, weight, targets, class_weight=torch.ones(V, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    "error, message, call",
+    [
+        (TypeError, "weight is a Linear", lambda h, w, t: linear_cross_entropy(h, torch.nn.Linear(D, V), t)),
+        (TypeError, "labels is a list", lambda h, w, t: linear_cross_entropy(h, w, t.tolist())),
+        (TypeError, "budget_bytes is 1e", lambda h, w, t: linear_cross_entropy(h, w, t, budget_bytes=1e30)),
+        (TypeError, "option is a Tensor", lambda h, w, t: linear_cross_entropy(h, w, t, z_loss=torch.ones(()))),
+        (ValueError, "temperature is 0;", lambda h, w, t: token_logprobs(h, w, t, temperature=0)),
+        (ValueError, "config has loss;", lambda h, w, t: head_loss({"loss": []}, hidden=h, weight=w, labels=t)),
+        (
+            ValueError,
+            "1 tensors of teachers.*accepted: 2.*hidden, weight",
+            lambda h, w, t: head_loss(
+                {"losses": [{"kind": "distillation"}], "teachers": [{"kind": "hidden"}]},
+                hidden=h,
+                weight=w,
+                teachers=[h.detach()],
+            ),
+        ),
+        (
+            ValueError,
+            "1 tensors of teachers.*accepted: 0",
+            lambda h, w, t: head_loss(CE, hidden=h, weight=w, labels=t, teachers=[h.detach()]),
+        ),
+        (
+            ullage.UllageError,
+            "kind is 'logit'",
+            lambda h, w, t: head_loss({"losses": CE, "teachers": [{"kind": "logit"}]}, hidden=h, weight=w, labels=t),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mistakes_are_named(error, message, call):
+    with pytest.raises(error, match=message):
+        call(*make())
+
+
+def test_a_list_of_losses_and_numpys_numbers_are_taken():
+    hidden, weight, targets = make()
+    losses = [*CE, {"kind": "z_loss", "weight": numpy.float32(0.5)}]
+    found = head_loss(losses, hidden=hidden, weight=weight, labels=targets)
+    assert torch.equal(found.total, linear_cross_entropy(hidden, weight, targets, z_loss=0.5))
 
 
 def test_two_devices_are_refused():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ullage.torch import grpo_loss, gspo_loss, token_logprobs
+from ullage.torch import grpo_loss, gspo_loss, head_loss, token_logprobs
 
 LOGP = torch.tensor([[-1.0, -2.0, -0.5], [-3.0, -0.7, 0.0]], dtype=torch.float64)
 OLD = torch.tensor([[-1.2, -1.5, -0.5], [-2.0, -0.7, 0.0]], dtype=torch.float64)
@@ -125,8 +125,16 @@ def test_packed_rows_and_metrics():
     )
     assert torch.equal(packed, gspo_loss(HIDDEN, WEIGHT, TARGETS, ADVANTAGES, OLD, **OPTIONS))
     assert out.metrics.shape == (1, 13)
-    n_tokens, n_segments = out.metrics[0, 11:].view(torch.int64).tolist()
-    assert (n_tokens, n_segments) == (5, 2)
+    found = out.policy_metrics()
+    assert len(found) == 13 and (found["n_tokens"].item(), found["n_segments"].item()) == (5, 2)
+    counted = TARGETS >= 0
+    share = counted.double() / counted.sum(1, keepdim=True)
+    log_ratio = (share * (token_logprobs(HIDDEN, WEIGHT, TARGETS) - OLD)).sum(1, keepdim=True)  # of the sequence
+    for name, rows in {"old_log_probs": OLD, "ratio": log_ratio.exp(), "kl": log_ratio.exp() - log_ratio - 1}.items():
+        torch.testing.assert_close(found[name], (share * rows).sum(), rtol=1e-12, atol=1e-12)
+    assert found["max_advantage"] == ADVANTAGES.max() and found["min_advantage"] == ADVANTAGES.min()
+    with pytest.raises(ValueError, match="no metrics"):
+        head_loss([{"kind": "cross_entropy"}], hidden=HIDDEN, weight=WEIGHT, labels=TARGETS).policy_metrics()
 
 
 def test_refusals():
@@ -136,6 +144,8 @@ def test_refusals():
         grpo_loss(HIDDEN, WEIGHT, TARGETS, ADVANTAGES[:, None].expand(2, 3), OLD, segments=TARGETS.clamp(min=0))
     with pytest.raises(ValueError, match="detach"):
         grpo_loss(HIDDEN, WEIGHT, TARGETS, ADVANTAGES, OLD.clone().requires_grad_())
+    with pytest.raises(ValueError, match=r"advantages have shape \(1,\); accepted: \(2,\)"):
+        grpo_loss(HIDDEN, WEIGHT, TARGETS, ADVANTAGES[:1], OLD)
     with pytest.raises(ValueError, match="old_log_probs has shape"):
         grpo_loss(HIDDEN, WEIGHT, TARGETS, ADVANTAGES, OLD[:1])
     with pytest.raises(ValueError, match="686"):

@@ -34,7 +34,37 @@ class HeadLoss(NamedTuple):
     log_prob: Tensor | None = None
     entropy: Tensor | None = None
     argmax: Tensor | None = None
-    metrics: Tensor | None = None  # [n_terms][13] float64: lossk::PolicyMetrics, its last two as int64 bits
+    metrics: Tensor | None = None  # [n_terms][13] float64: see policy_metrics
+
+    def policy_metrics(self, term: int = 0) -> dict[str, Tensor]:
+        """What return_metrics asked for, of one grpo or gspo term, by name and without waiting for the device.
+
+        Means are over a sequence's tokens and summed over the sequences; lossk::PolicyMetrics has the formulas.
+        """
+        refuse(self.metrics is None, "there are no metrics; accepted: of a call that returns them")
+        assert self.metrics is not None
+        row = self.metrics[term]
+        counts = row.view(torch.int64)  # the last two are integers
+        return {
+            name: (counts if name in ("n_tokens", "n_segments") else row)[i] for i, name in enumerate(_POLICY_METRICS)
+        }
+
+
+_POLICY_METRICS = (
+    "old_log_probs",
+    "new_log_probs",
+    "ratio",
+    "kl",
+    "clipped",
+    "advantage",
+    "entropy",
+    "ratio_sum",
+    "ratio_squared_sum",
+    "max_advantage",
+    "min_advantage",
+    "n_tokens",
+    "n_segments",
+)
 
 
 def to_text(losses: Any, teachers: Any = (), logits_scale: float = 1.0, softcap: float = 0.0, **options: Any) -> str:
@@ -46,8 +76,23 @@ def to_text(losses: Any, teachers: Any = (), logits_scale: float = 1.0, softcap:
         document["logits_scale"] = logits_scale
     if softcap != 0.0:
         document["softcap"] = softcap
-    text: str = _dumped(_specialized(document)) if torch.compiler.is_compiling() else json.dumps(document)
-    return text
+    if torch.compiler.is_compiling():
+        return _dumped(_specialized(document))  # type: ignore[no-any-return]
+    return json.dumps(document, default=_plain_number)
+
+
+def _plain_number(value: Any) -> Any:
+    """NumPy's scalars; a tensor's number only its device knows."""
+    if isinstance(value, Tensor) or not hasattr(value, "item"):
+        raise TypeError(f"an option is a {type(value).__name__}; accepted: numbers, strings, lists and dictionaries")
+    return value.item()
+
+
+def scale_of(temperature: float) -> float:
+    """The logits_scale."""
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; accepted: finite and > 0")
+    return 1.0 / temperature
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -72,7 +117,11 @@ def refuse(condition: bool, message: str, error: type[Exception] = ValueError) -
 def check_plain(**tensors: Tensor | None) -> None:
     """A DTensor's local memory is a part of the tensor, and reading it as the whole would be silent nonsense."""
     for name, tensor in tensors.items():
-        if tensor is not None and hasattr(tensor, "full_tensor"):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; accepted: a torch.Tensor")
+        if hasattr(tensor, "full_tensor"):
             raise TypeError(
                 f"{name} is a DTensor; accepted: a plain tensor. Gather it first ({name}.full_tensor()), or unshard "
                 "the module that owns it"
@@ -81,6 +130,8 @@ def check_plain(**tensors: Tensor | None) -> None:
 
 def _check_device(device: torch.device, given: Mapping[str, Tensor], teachers: Sequence[Tensor]) -> None:
     """An address of another device would be read all the same."""
+    if device.type not in ("cpu", "cuda", "meta"):
+        raise ValueError(f"the input is on {device}; accepted: cpu and cuda")
     for name, tensor in (*given.items(), *(("a teacher's tensor", t) for t in teachers)):
         if tensor.device != device:
             shown = {"labels": "targets"}.get(name, name)
@@ -120,6 +171,8 @@ def run_head(
     )
     source = logits if hidden is None else hidden
     assert source is not None  # one of the two is given
+    if budget_bytes is not None and not isinstance(budget_bytes, int):
+        raise TypeError(f"budget_bytes is {budget_bytes!r}; accepted: an integer, or None")
     local = (source, weight, bias, adapter_a, adapter_b, labels, ignore_index, teachers, rows_inputs)
     rows = 0
     for name in returns:
@@ -267,8 +320,16 @@ def _labels(labels: Tensor, ignore_index: int) -> Tensor:
     return flat.masked_fill(flat == ignore_index, IGNORED) if ignore_index >= 0 else flat
 
 
+def _text_of(config: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+    if not isinstance(config, Mapping):
+        return to_text(list(config))
+    if "losses" not in config:
+        raise ValueError(f"config has {', '.join(config) or 'nothing'}; accepted: losses, and what goes with them")
+    return to_text(**config)
+
+
 def head_loss(
-    config: Mapping[str, Any] | str,
+    config: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str,
     *,
     logits: Tensor | None = None,
     hidden: Tensor | None = None,
@@ -284,7 +345,7 @@ def head_loss(
 ) -> HeadLoss:
     """Any mix of losses, in one pass: {"losses": [{"kind": "cross_entropy"}, {"kind": "z_loss", "weight": 1e-4}]}.
 
-    config: fields of lossk::LossTerm, Teacher and HeadOptions (docs/losses.md). From logits [..., vocab], or from
+    config: fields of lossk::LossTerm, Teacher and HeadOptions (docs/losses.md), its list of losses alone, or its JSON text. From logits [..., vocab], or from
     hidden [..., d_model] and weight [vocab, d_model]. inputs: bias, adapter_a, adapter_b; token_weights, mask,
     advantages, old_log_probs, reference_log_probs, segments, of the labels' shape; class_weights, pairs. teachers:
     the tensors of config["teachers"] in order: [logits] of a "logits" one, [hidden, weight] of a "hidden" one,
@@ -299,7 +360,7 @@ def head_loss(
     known = {*_ops.TENSORS} - {"input", "weight", "labels", "upstream_rows", *GROUP_STATISTICS}
     refuse(bool(set(inputs) - known), f"inputs has {sorted(set(inputs) - known)}; accepted: {sorted(known)}", TypeError)
     refuse(bool(set(returns) - set(ROWS)), f"returns has {sorted(set(returns) - set(ROWS))}; accepted: {list(ROWS)}")
-    text = config if isinstance(config, str) else to_text(**config)
+    text = config if isinstance(config, str) else _text_of(config)
     return run_head(
         text,
         logits=logits,

@@ -202,8 +202,20 @@ def _name(tensor: str, dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
+# The tensors of a teacher of each kind.
+OF_TEACHER = {"logits": ("logits",), "hidden": ("hidden", "weight"), "top_k": ("ids", "log_probs")}
+
+
 def _teachers(configured: list[dict[str, Any]], tensors: list[tuple[torch.dtype, torch.Size]]) -> list[dict[str, Any]]:
     """With what their tensors say."""
+    if any(each.get("kind") not in OF_TEACHER for each in configured):
+        return configured  # which the library refuses
+    fields = [field for each in configured for field in OF_TEACHER[each["kind"]]]
+    if len(fields) != len(tensors):
+        raise ValueError(
+            f"{len(tensors)} tensors of teachers are given; accepted: {len(fields)}, for those of the configuration"
+            + (f": {', '.join(fields)}" if fields else "")
+        )
     teachers = []
     for teacher in configured:
         dtype, shape = tensors.pop(0)
@@ -214,10 +226,7 @@ def _teachers(configured: list[dict[str, Any]], tensors: list[tuple[torch.dtype,
         facts = {"vocab": shape[1], "dtype": _name("a teacher", dtype)}
         if teacher["kind"] == "hidden":
             weight_dtype, weight_shape = tensors.pop(0)
-            facts |= {
-                "vocab": weight_shape[0],
-                "d_model": weight_shape[1],
-                "weight_dtype": _name("a teacher", weight_dtype),
-            }
+            weight_facts = {"d_model": weight_shape[1], "weight_dtype": _name("a teacher's weight", weight_dtype)}
+            facts |= {"vocab": weight_shape[0], **weight_facts}
         teachers.append({**teacher, **facts})
     return teachers

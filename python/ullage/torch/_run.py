@@ -26,7 +26,6 @@ _CODES = {
     torch.bool: c.U8,
 }
 _MATRICES = {"logits", "hidden", "weight", "adapter_a", "adapter_b"}
-_OF_TEACHER = {"logits": ("logits",), "hidden": ("hidden", "weight"), "top_k": ("ids", "log_probs")}
 
 
 class Prepared(NamedTuple):
@@ -48,7 +47,7 @@ def _prepared(call: Call) -> Prepared:
     names, configured = call.names.split(), _plan.parsed(call.config).get("teachers", ())
     source = "hidden" if "weight" in names else "logits"
     fields = [source if name == "input" else name for name in names]
-    teacher_fields = [(i, field) for i, each in enumerate(configured) for field in _OF_TEACHER[each["kind"]]]
+    teacher_fields = [(i, field) for i, each in enumerate(configured) for field in _plan.OF_TEACHER[each["kind"]]]
     values = {"log_prob": "label_log_prob", "metrics": "policy_metrics"}
     gradients = {name: f"d_{source if name == 'input' else name}" for name in _plan.GRADIENTS}
     output_fields = [(values | gradients).get(each.name, each.name) for each in results]

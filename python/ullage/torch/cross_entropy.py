@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ullage.torch._head import IGNORED, refuse, run_head, to_text
+from ullage.torch._head import IGNORED, refuse, run_head, scale_of, to_text
 
 _REDUCTIONS = ("mean", "sum", "none")
 
@@ -151,7 +151,7 @@ def token_logprobs(
     names = ("log_prob", "entropy") if return_entropy else ("log_prob",)
     labels = _shifted(targets, ignore_index) if shift else targets
     out = run_head(
-        to_text([{"kind": "cross_entropy"}], logits_scale=1.0 / temperature, softcap=softcap),
+        to_text([{"kind": "cross_entropy"}], logits_scale=scale_of(temperature), softcap=softcap),
         hidden=hidden,
         weight=weight,
         bias=bias,

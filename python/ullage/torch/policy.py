@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ullage.torch._head import HeadLoss, refuse, run_head, to_text
+from ullage.torch._head import HeadLoss, refuse, run_head, scale_of, to_text
 
 
 def grpo_loss(
@@ -41,8 +41,8 @@ def grpo_loss(
     [sequences, length], read where the target counts. normalizer, with the divisor where none is given: "tokens"
     (DAPO, BNPO), "sequence_means" (GRPO's mean of means), "max_length" (Dr. GRPO). divisor: the whole batch's, so that
     micro-batches add up. Packed rows: targets [length] with segments [length], their documents, and n_segments.
-    kl_beta > 0 needs reference_logprobs. process_group: as in linear_cross_entropy. With return_metrics: the loss and a HeadLoss whose metrics row 0 is
-    lossk::PolicyMetrics.
+    kl_beta > 0 needs reference_logprobs. process_group: as in linear_cross_entropy. With return_metrics: the loss and a
+    HeadLoss, whose policy_metrics() are the ratio, the share that was clipped and so on.
     """
     return _policy(
         "grpo",
@@ -147,6 +147,11 @@ def _policy(
         n_segments = targets.shape[0]
         segments = torch.arange(n_segments, device=targets.device)[:, None].expand_as(targets)
         if advantages.ndim == 1:
+            refuse(
+                advantages.shape[0] != n_segments,
+                f"advantages have shape {tuple(advantages.shape)}; accepted: ({n_segments},), one for each sequence, or "
+                "the shape of the targets",
+            )
             advantages = advantages[:, None].expand_as(targets)
     else:
         refuse(n_segments is None, "segments need n_segments, their number")
@@ -156,7 +161,7 @@ def _policy(
     )
     loss = {"kind": kind, **term, **({} if divisor is None else {"divisor": divisor})}
     out: HeadLoss = run_head(
-        to_text([loss], logits_scale=1.0 / temperature, softcap=softcap),
+        to_text([loss], logits_scale=scale_of(temperature), softcap=softcap),
         hidden=hidden,
         weight=weight,
         bias=bias,
