@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from peers_cpu import version
 from ullage.torch import cross_entropy, grpo_loss, linear_cross_entropy, token_logprobs
 
-N, D, V = 8, 16, 64
+SHAPES = {"cpu": (8, 16, 64), "cuda": (64, 64, 512)}  # tokens, d_model, vocab
 SEQUENCES = 2
 ROUNDS, CALLS = 30, 100
 Loss = Callable[[dict[str, torch.Tensor]], torch.Tensor]
@@ -41,7 +41,7 @@ def torch_grpo(t: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def ours_grpo(t: dict[str, torch.Tensor]) -> torch.Tensor:
-    shaped = (t["hidden"].view(SEQUENCES, -1, D), t["weight"], t["targets"].view(SEQUENCES, -1))
+    shaped = (t["hidden"].view(SEQUENCES, -1, t["hidden"].shape[1]), t["weight"], t["targets"].view(SEQUENCES, -1))
     return grpo_loss(*shaped, t["advantages"], t["old"])
 
 
@@ -70,12 +70,13 @@ LOSSES: dict[str, tuple[Loss, Loss]] = {
 def make(device: str) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    wide = {"hidden": (N, D), "weight": (V, D), "logits": (N, V)}
+    n_tok, d_model, vocab = SHAPES[device]
+    wide = {"hidden": (n_tok, d_model), "weight": (vocab, d_model), "logits": (n_tok, vocab)}
     return {
         **{name: torch.randn(s, device=device, dtype=dtype, requires_grad=True) for name, s in wide.items()},
-        "targets": torch.randint(0, V, (N,), device=device),
+        "targets": torch.randint(0, vocab, (n_tok,), device=device),
         "advantages": torch.randn(SEQUENCES, device=device),
-        "old": torch.randn(SEQUENCES, N // SEQUENCES, device=device) - 4,
+        "old": torch.randn(SEQUENCES, n_tok // SEQUENCES, device=device) - 4,
     }
 
 
@@ -138,7 +139,7 @@ def main() -> None:
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "commit": version(),
         "torch": torch.__version__,
-        "shape": [N, D, V],
+        "shape": SHAPES[options.device],
         "load_average": os.getloadavg()[0],  # above 1, others had the machine too
     }
     if options.output:

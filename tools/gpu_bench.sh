@@ -29,6 +29,7 @@ fi
 if tools/gpu_wheel.sh; then
   export PYTHONPATH=build-gpu/wheel${PYTHONPATH:+:$PYTHONPATH}
   bench python python3 bench/gpu/peers_torch.py --output "$folder/python.json"
+  bench python_host python3 bench/python_host_time.py --device cuda --eager --output "$folder/python_host.json"
   bench logits_python python3 bench/gpu/peers_logits.py --output "$folder/logits_python.json"
 else
   echo "SKIPPED: the Python benchmarks"
