@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -65,10 +66,7 @@ def linear_cross_entropy(
         shift,
         reduction,
         (return_lse, return_logprobs, return_entropy),
-        losses=_losses(reduction, label_smoothing, z_loss),
-        softcap=softcap,
-        logits_scale=logits_scale,
-        filter_tolerance=filter_tolerance,
+        (label_smoothing, z_loss, softcap, logits_scale, filter_tolerance),
         hidden=hidden,
         weight=weight,
         bias=bias,
@@ -103,9 +101,7 @@ def cross_entropy(
         shift,
         reduction,
         (return_lse, return_logprobs, return_entropy),
-        losses=_losses(reduction, label_smoothing, z_loss),
-        softcap=softcap,
-        logits_scale=logits_scale,
+        (label_smoothing, z_loss, softcap, logits_scale),
         logits=logits,
         class_weights=class_weight,
         ignore_index=ignore_index,
@@ -149,9 +145,10 @@ def token_logprobs(
     process_group: as in linear_cross_entropy; the entropy then has no gradient, and its backward raises.
     """
     names = ("log_prob", "entropy") if return_entropy else ("log_prob",)
+    options = ("mean", 0.0, 0.0, softcap, scale_of(temperature))
     labels = _shifted(targets, ignore_index) if shift else targets
     out = run_head(
-        to_text([{"kind": "cross_entropy"}], logits_scale=scale_of(temperature), softcap=softcap),
+        _config(*options) if torch.compiler.is_compiling() else _known_config(*options),
         hidden=hidden,
         weight=weight,
         bias=bias,
@@ -165,7 +162,14 @@ def token_logprobs(
     return found if return_entropy else found[0]
 
 
-def _losses(reduction: str, label_smoothing: float, z_loss: float) -> list[dict[str, Any]]:
+def _config(
+    reduction: str,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    logits_scale: float = 1.0,
+    filter_tolerance: float | None = None,
+) -> str:
     refuse(reduction not in _REDUCTIONS, f"reduction is {reduction!r}; accepted: {', '.join(_REDUCTIONS)}")
     entropy: dict[str, Any] = {"kind": "cross_entropy"}
     if label_smoothing != 0.0:
@@ -175,7 +179,11 @@ def _losses(reduction: str, label_smoothing: float, z_loss: float) -> list[dict[
         losses.append({"kind": "z_loss", "weight": z_loss})
     if reduction != "mean":
         losses = [{**loss, "divisor": 1.0} for loss in losses]
-    return losses
+    filtered = {} if filter_tolerance is None else {"filter_tolerance": filter_tolerance}
+    return to_text(losses, logits_scale=logits_scale, softcap=softcap, **filtered)
+
+
+_known_config = functools.lru_cache(maxsize=256)(_config)  # a compiler calls the other: its numbers may be symbols
 
 
 def _cross_entropy(
@@ -183,20 +191,17 @@ def _cross_entropy(
     shift: bool,
     reduction: str,
     wanted: tuple[bool, bool, bool],
+    options: tuple[Any, ...],
     *,
-    losses: list[dict[str, Any]],
-    softcap: float,
-    logits_scale: float,
     ignore_index: int,
-    filter_tolerance: float | None = None,
     **inputs: Any,
 ) -> Any:
+    """options: of _config, after the reduction."""
+    config = _config(reduction, *options) if torch.compiler.is_compiling() else _known_config(reduction, *options)
     labels = targets
     if shift:
         labels, ignore_index = _shifted(targets, ignore_index), IGNORED
     more = [name for name, want in zip(("lse", "log_prob", "entropy"), wanted) if want]
-    filtered = {} if filter_tolerance is None else {"filter_tolerance": filter_tolerance}
-    config = to_text(losses, logits_scale=logits_scale, softcap=softcap, **filtered)
     per_token = reduction == "none"
     out = run_head(
         config,
