@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ullage
 from ullage.torch import FilterReport, cross_entropy, filter_reports, head_loss, linear_cross_entropy, token_logprobs
-from ullage.torch import _ops, _plan
+from ullage import _library as c
+from ullage.torch import _ops, _plan, _run
 from ullage.torch._head import to_text
 
 N, D, V = 10, 6, 17
@@ -287,6 +288,37 @@ def test_threads_share_plans_and_nothing_else():
                 assert all(torch.equal(a, b) for a, b in zip(f, w))
 
 
+def prepared_on_cuda(n, d, v, budget_bytes=0, **more):
+    """A plan needs no device."""
+    shapes = {"input": (n, d), "weight": (v, d), "labels": (n,), **more}
+    facts = [(torch.int64 if name == "labels" else torch.bfloat16, torch.Size(s)) for name, s in shapes.items()]
+    gradients = _plan.D_INPUT | _plan.D_WEIGHT
+    return _run._prepared(
+        _plan.Call(torch.device("cuda", 0), tuple(facts), " ".join(shapes), to_text(CE), budget_bytes, gradients)
+    )
+
+
+@pytest.mark.parametrize(
+    "shape, budget_bytes, mode, dtype",
+    [
+        ((256, 64, 1000), 0, "chunk", "bfloat16"),
+        ((8192, 4096, 128256), 0, "chunk", "float32"),
+        ((8192, 4096, 128256), 512 << 20, "strip", "bfloat16"),
+        ((8192, 4096, 128256), 4 << 30, "chunk", "float32"),
+    ],
+)
+def test_a_bf16_gradient_on_cuda_is_made_in_float32_rather_than_by_strips(shape, budget_bytes, mode, dtype):
+    made = prepared_on_cuda(*shape, budget_bytes)
+    (weight,) = (each for each in made.results if each.name == "weight")
+    assert made.plan.mode == mode and weight.dtype == torch.bfloat16 and weight.run_dtype == getattr(torch, dtype)
+    assert made.outputs.d_weight.dtype == {"bfloat16": c.BF16, "float32": c.F32}[dtype]
+
+
+def test_vectors_go_to_cuda_in_float32():
+    made = prepared_on_cuda(256, 64, 1000, bias=(1000,))
+    assert made.inputs.bias.dtype == c.F32 and made.inputs.hidden.dtype == c.BF16
+
+
 def test_other_types_are_refused():
     hidden, weight, targets = make()
     with pytest.raises(TypeError, match="input is torch.int64.*float32"):
@@ -301,7 +333,13 @@ def test_other_types_are_refused():
     "error, message, call",
     [
         (TypeError, "weight is a Linear", lambda h, w, t: linear_cross_entropy(h, torch.nn.Linear(D, V), t)),
-        (TypeError, "labels is a list", lambda h, w, t: linear_cross_entropy(h, w, t.tolist())),
+        (TypeError, "targets is a list", lambda h, w, t: linear_cross_entropy(h, w, t.tolist())),
+        (TypeError, "hidden is a ndarray", lambda h, w, t: linear_cross_entropy(h.detach().numpy(), w, t)),
+        (
+            ValueError,
+            r"\(3, 17\).*last dimension",
+            lambda h, w, t: cross_entropy(torch.ones(3, 17, 2), t[:6].view(3, 2)),
+        ),
         (TypeError, "budget_bytes is 1e", lambda h, w, t: linear_cross_entropy(h, w, t, budget_bytes=1e30)),
         (TypeError, "option is a Tensor", lambda h, w, t: linear_cross_entropy(h, w, t, z_loss=torch.ones(()))),
         (ValueError, "temperature is 0;", lambda h, w, t: token_logprobs(h, w, t, temperature=0)),

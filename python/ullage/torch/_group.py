@@ -82,8 +82,6 @@ def joined(
 
     names = _statistics(document, has_labels, rows)
     rows_of_group = [name for name in names if name != "columns"]
-    wide = source.dtype == torch.float64 and not torch.is_autocast_enabled(source.device.type)
-    mine = source.new_full((len(names), n_tok), torch.nan, dtype=torch.float64 if wide else torch.float32)
     with torch.no_grad():
         if refusal is None:
             try:
@@ -94,6 +92,9 @@ def joined(
                 _ops.prepare(listed, " ".join(after), config, budget_bytes, gradients, rows)
             except Exception as error:
                 refusal = error
+        if refusal is not None:
+            wide = source.dtype == torch.float64 and not torch.is_autocast_enabled(source.device.type)
+            mine = source.new_full((len(names), n_tok), torch.nan, dtype=torch.float64 if wide else torch.float32)
         # With a VocabShard nothing waits for CUDA: the others' losses are then NaN.
         waits = source.device.type != "cuda" or shard is not process_group
         gathered = _exchanged(mine, shard.group, refusal, waits).double()

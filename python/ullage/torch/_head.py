@@ -223,7 +223,7 @@ def _tensors(
     rows_inputs: Mapping[str, Tensor | None],
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Those given, by name, and the teachers', as the operations take them."""
-    check_plain(input=source, weight=weight, bias=bias, labels=labels)
+    check_plain(**{"logits" if weight is None else "hidden": source}, weight=weight, bias=bias, targets=labels)
     refuse(source.ndim < 1, "logits or hidden is a scalar; accepted: [..., vocab] or [..., d_model]")
     if weight is not None and (weight.ndim != 2 or weight.shape[1] != source.shape[-1]):
         raise ValueError(
@@ -234,6 +234,7 @@ def _tensors(
     if labels is not None and (labels.shape != shape or labels.is_floating_point()):
         raise ValueError(
             f"targets are {labels.dtype} of shape {tuple(labels.shape)}; accepted: integers of shape {tuple(shape)}"
+            + (", for the vocabulary is the last dimension of the logits" if weight is None else "")
         )
     device = source.device.type
     if weight is not None and device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
