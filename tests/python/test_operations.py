@@ -304,7 +304,8 @@ def prepared_on_cuda(n, d, v, budget_bytes=0, **more):
         ((256, 64, 1000), 0, "chunk", "bfloat16"),
         ((8192, 4096, 128256), 0, "chunk", "float32"),
         ((8192, 4096, 128256), 512 << 20, "strip", "bfloat16"),
-        ((8192, 4096, 128256), 4 << 30, "chunk", "float32"),
+        ((8192, 4096, 128256), (4 * 128256 * 4096) + (128 << 20), "chunk", "float32"),
+        ((8192, 4096, 128256), 4 << 30, "chunk", "bfloat16"),  # whose workspace holds the sum
     ],
 )
 def test_a_bf16_gradient_on_cuda_is_made_in_float32_rather_than_by_strips(shape, budget_bytes, mode, dtype):
