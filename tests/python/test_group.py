@@ -400,6 +400,23 @@ def test_what_one_rank_refuses_all_raise(ranks, name, last, told):
         assert torch.equal(loss, found[0][1])
 
 
+def test_a_compiled_call_breaks_its_graph_around_the_exchange():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        hidden, weight, _, targets = made()
+        weight.requires_grad_()
+
+        def step(h, w):
+            return linear_cross_entropy(h * 2, w, targets, z_loss=0.1, process_group=dist.group.WORLD) + 1
+
+        found, wanted = torch.compile(step, backend="aot_eager")(hidden, weight), step(hidden, weight)
+        assert torch.equal(found, wanted)
+        gradients_of = [torch.autograd.grad(loss, (hidden, weight)) for loss in (found, wanted)]
+        assert all(torch.equal(f, w) for f, w in zip(*gradients_of))
+    finally:
+        dist.destroy_process_group()
+
+
 def test_a_group_and_a_place_in_the_configuration():
     hidden, weight, _, targets = made()
     with pytest.raises(ValueError, match="group_vocab.*VocabShard"):

@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import itertools
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -378,6 +380,16 @@ def test_a_list_of_losses_and_numpys_numbers_are_taken():
     losses = [*CE, {"kind": "z_loss", "weight": numpy.float32(0.5)}]
     found = head_loss(losses, hidden=hidden, weight=weight, labels=targets)
     assert torch.equal(found.total, linear_cross_entropy(hidden, weight, targets, z_loss=0.5))
+
+
+def test_a_loss_without_a_compiler_does_not_load_one():
+    """Loading torch._dynamo takes as long as loading torch."""
+    script = (
+        "import sys, torch, ullage.torch as u; w = torch.ones(3, 2, requires_grad=True);"
+        "u.linear_cross_entropy(torch.ones(1, 2), w, torch.tensor([1]), z_loss=0.1).backward();"
+        "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_two_devices_are_refused():

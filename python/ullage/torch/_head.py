@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from ullage.torch import _autograd, _group, _ops, _plan
 from ullage.torch._plan import ENTROPY, LOG_PROB, TOKEN_LOSS
@@ -77,7 +76,9 @@ def to_text(losses: Any, teachers: Any = (), logits_scale: float = 1.0, softcap:
     if softcap != 0.0:
         document["softcap"] = softcap
     if torch.compiler.is_compiling():
-        return _dumped(_specialized(document))  # type: ignore[no-any-return]
+        from ullage.torch._compiled import text_of
+
+        return text_of(document)
     return json.dumps(document, default=_plain_number)
 
 
@@ -93,20 +94,6 @@ def scale_of(temperature: float) -> float:
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; accepted: finite and > 0")
     return 1.0 / temperature
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _dumped(document: Any) -> str:
-    return json.dumps(document)
-
-
-def _specialized(value: Any) -> Any:
-    """torch.compile may hold a number as a symbol; a plan needs the number."""
-    if isinstance(value, Mapping):
-        return {name: _specialized(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_specialized(each) for each in value]
-    return guard_scalar(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 def refuse(condition: bool, message: str, error: type[Exception] = ValueError) -> None:
@@ -180,9 +167,10 @@ def run_head(
     if process_group is None:
         given, of_teachers = _tensors(*local)
     else:
-        given, of_teachers, config = _joined(
-            process_group, config, local, n_segments, budget_bytes or 0, rows, detached
-        )
+        join = joined
+        if torch.compiler.is_compiling():
+            from ullage.torch._compiled import joined as join  # which breaks the graph
+        given, of_teachers, config = join(process_group, config, local, n_segments, budget_bytes or 0, rows, detached)
     main_grad, now = _gradients(given, rows, detached)
     listed = [*given.values(), *of_teachers]
     operation = _ops.head if torch.compiler.is_compiling() else _autograd.differentiable_head
@@ -274,8 +262,7 @@ def _gradients(given: Mapping[str, Tensor], rows: int, detached: bool) -> tuple[
     return main_grad, now
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _joined(
+def joined(
     process_group: Any,
     config: str,
     local: tuple[Any, ...],

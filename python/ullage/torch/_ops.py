@@ -101,7 +101,7 @@ def _operation(name: str, schema: str, body: Callable[..., Any], fake: Callable[
     which takes longer than all that is here."""
     library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for backend in ("CPU", "CUDA"):
-        library.impl(name, torch.compiler.disable(body), backend)  # type: ignore[no-untyped-call]
+        library.impl(name, body, backend)
     torch.library.register_fake(f"ullage::{name}", fake, lib=library)
     return getattr(torch.ops.ullage, name).default
 
