@@ -84,6 +84,11 @@ _N_PLAIN = 7  # arguments of _Head before its tensors
 
 def differentiable_head(tensors: list[Tensor], *plain: Any) -> list[Tensor]:
     """ullage::head with its formula: what the operation does where a compiler meets it, without the way there."""
+    if torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            "ullage: torch.func's transforms (grad, vmap, jacrev, ...) do not reach the losses at the head; accepted: "
+            "backward and torch.autograd.grad"
+        )
     return list(_Head.apply(*plain, *tensors))  # type: ignore[no-untyped-call]
 
 
