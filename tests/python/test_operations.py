@@ -254,6 +254,8 @@ def test_other_transforms_are_refused():
     loss = lambda h: linear_cross_entropy(h, weight, targets)  # noqa: E731
     with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
         loss(torch.autograd.forward_ad.make_dual(hidden, hidden))
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        loss(torch.autograd.forward_ad.make_dual(hidden, hidden))
     for transformed, argument in (
         (torch.func.grad(loss), hidden),
         (torch.func.jacrev(loss), hidden),

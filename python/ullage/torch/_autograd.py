@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ullage.torch import _ops, _plan, _run
 from ullage.torch._ops import Values
@@ -89,6 +90,12 @@ def differentiable_head(tensors: list[Tensor], *plain: Any) -> list[Tensor]:
             "ullage: torch.func's transforms (grad, vmap, jacrev, ...) do not reach the losses at the head; accepted: "
             "backward and torch.autograd.grad"
         )
+    if (
+        not torch.is_grad_enabled() and forward_ad._current_level < 0
+    ):  # nothing that a gradient or a tangent could reach
+        with torch._C._AutoDispatchBelowAutograd():
+            out: list[Tensor] = _ops.head(tensors, *plain)
+        return out
     return list(_Head.apply(*plain, *tensors))  # type: ignore[no-untyped-call]
 
 
