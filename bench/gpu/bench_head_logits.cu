@@ -141,7 +141,7 @@ LossTerm term(const char* name, LossKind kind, Divergence divergence = Divergenc
 
 struct Record {
   std::string shape, dtype, work, placement, kernel;
-  int cluster = 0, warps = 0;
+  int cluster = 0, warps = 0, slots = 0;
   double bytes = 0;  // that must move
   Times ms;
   double yardstick_ms = 0;
@@ -245,8 +245,8 @@ class Shapes {
       fill<<<4096, 256>>>(t_.logits, n_tok_ * vocab_, dtype_, 1ull << 40);
     }
     std::vector<Rejection> rejections;
-    const auto layout = cuda::choose_row_layout(vocab_, dtype_, family_of(mix), options.device,
-                                                options.kernel, tuning, rejections);
+    const auto layout = cuda::choose_row_layout(vocab_, dtype_, family_of(mix), mix.entropy,
+                                                options.device, options.kernel, tuning, rejections);
     record.shape = std::to_string(n_tok_) + "x" + std::to_string(vocab_);
     record.dtype = name_of(dtype_);
     record.work = mix.name;
@@ -256,6 +256,7 @@ class Shapes {
     record.kernel = plan->kernel();
     record.cluster = layout->cluster;
     record.warps = layout->warps;
+    record.slots = layout->slots;
     record.bytes =
         static_cast<double>(bytes_) * ((distills ? 2 : 1) + (placement == kForward ? 0 : 1));
     record.yardstick = distills && placement == kForward ? "two reads"
@@ -288,11 +289,11 @@ class Shapes {
 
   static void print(const Record& r) {
     std::printf(
-        "%-14s %-4s %-22s %-12s %-6s c%-2d w%-2d  %7.3f ms [%.3f, %.3f]  %5.0f GB/s  "
+        "%-14s %-4s %-22s %-12s %-6s c%-2d w%-2d s%d %7.3f ms [%.3f, %.3f]  %5.0f GB/s  "
         "%.3f x %s\n",
         r.shape.c_str(), r.dtype.c_str(), r.work.c_str(), r.placement.c_str(),
-        r.kernel == "head_rows_sm90_cluster" ? "clust" : "stream", r.cluster, r.warps, r.ms.median,
-        r.ms.low, r.ms.high, r.bytes / r.ms.median / 1e6, r.ms.median / r.yardstick_ms,
+        r.kernel == "head_rows_sm90_cluster" ? "clust" : "stream", r.cluster, r.warps, r.slots,
+        r.ms.median, r.ms.low, r.ms.high, r.bytes / r.ms.median / 1e6, r.ms.median / r.yardstick_ms,
         r.yardstick.c_str());
     std::fflush(stdout);
   }
@@ -350,11 +351,11 @@ void write_json(const char* path, const std::vector<Record>& records) {
     std::fprintf(
         file,
         "%s{\"shape\": \"%s\", \"dtype\": \"%s\", \"work\": \"%s\", \"placement\": \"%s\", "
-        "\"kernel\": \"%s\", \"cluster\": %d, \"warps\": %d, "
+        "\"kernel\": \"%s\", \"cluster\": %d, \"warps\": %d, \"slots\": %d, "
         "\"ms\": %.5f, \"ms_low\": %.5f, \"ms_high\": %.5f, \"gb_per_s\": %.1f, "
         "\"yardstick\": \"%s\", \"times_yardstick\": %.4f}",
         separator, r.shape.c_str(), r.dtype.c_str(), r.work.c_str(), r.placement.c_str(),
-        r.kernel.c_str(), r.cluster, r.warps, r.ms.median, r.ms.low, r.ms.high,
+        r.kernel.c_str(), r.cluster, r.warps, r.slots, r.ms.median, r.ms.low, r.ms.high,
         r.bytes / r.ms.median / 1e6, r.yardstick.c_str(), r.ms.median / r.yardstick_ms);
     separator = ",\n";
   }
@@ -397,8 +398,8 @@ void sweep_shape(Shapes& shape) {
             mixed = distillation_mixes()[3];
   runs_of_each = 3;
   for (const int cluster : {1, 2, 4, 8}) {
-    for (const int warps : {4, 5, 6, 8, 11, 16}) {
-      const cuda::Tuning tuning = {cluster, warps};
+    for (const int slots : {2, 3, 4, 6}) {
+      const cuda::Tuning tuning = {.cluster = cluster, .slots = slots};
       shape.measure(ce_z, Shapes::kOutOfPlace, "", tuning);
       shape.measure({"ce", {kCe}}, Shapes::kForward, "", tuning);
       shape.measure(forward, Shapes::kOutOfPlace, "", tuning);

@@ -18,6 +18,13 @@ namespace ullage::cuda::ptx {
 __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
+// The same, to be kept in a register: in a cluster an address takes a special register's latency
+// to form, which the compiler is fond of paying again.
+__device__ inline uint32_t kept_shared_address(const void* pointer) {
+  uint32_t address = shared_address(pointer);
+  asm volatile("" : "+r"(address));
+  return address;
+}
 
 // 2^x; relative error at most 2^-22, subnormal results are 0; 2^0 is 1 exactly.
 __device__ inline float exp2_approx(float x) {
@@ -38,6 +45,13 @@ __device__ inline float max_nan(float a, float b) {
   float c;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
+}
+
+// One 16-byte store. Written out, for the compiler is free to take a uint4 apart, and did. Loads
+// may move over it: nothing that it writes is read again.
+__device__ inline void store_words(void* global, uint4 words) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(words.x), "r"(words.y),
+               "r"(words.z), "r"(words.w));
 }
 
 __device__ inline void prefetch_l2(const void* global) {
@@ -79,18 +93,21 @@ __device__ inline void cluster_sync() {
                    : "memory");
 }
 
-// Stores to the same shared address in block `rank` of the cluster, and counts the 4 bytes on that
-// block's barrier when they have arrived. Costs no fence, unlike a cluster barrier, whose release
-// waits for every store the thread has under way.
-__device__ inline void store_in_block(uint32_t address, uint32_t rank, float value,
-                                      uint32_t barrier) {
+// The address, in the cluster's window, of what lies at `address` in block `rank`. The blocks'
+// shared memories lie at a fixed distance each.
+__device__ inline uint32_t address_in_block(uint32_t address, uint32_t rank) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+// Stores to another block's shared memory and counts the 4 bytes on that block's barrier when they
+// have arrived. Costs no fence, unlike a cluster barrier, whose release waits for every store the
+// thread has under way.
+__device__ inline void store_in_block(uint32_t remote, float value, uint32_t remote_barrier) {
   asm volatile(
-      "{\n.reg .b32 remote, remote_barrier;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mapa.shared::cluster.u32 remote_barrier, %3, %1;\n"
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [remote], %2, "
-      "[remote_barrier];\n}" ::"r"(address),
-      "r"(rank), "r"(__float_as_uint(value)), "r"(barrier)
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+          remote),
+      "r"(__float_as_uint(value)), "r"(remote_barrier)
       : "memory");
 }
 
@@ -104,6 +121,9 @@ __device__ inline void fence_barrier_init() {
 __device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
+}
+__device__ inline void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(

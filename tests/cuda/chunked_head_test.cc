@@ -170,8 +170,8 @@ TEST_F(CudaChunkedHead, EveryTermAgreesWithTheOracle) {
       if (HasFailure()) return;
     }
   }
-  // ce 2, z 3, distillation from logits 4, grpo 5, gspo 5, cispo, dpo.
-  EXPECT_EQ(taken, 21 * 3);
+  // ce 2, z 3, distillation from logits 4 and from top-k ids 12, grpo 5, gspo 5, cispo, dpo.
+  EXPECT_EQ(taken, 33 * 3);
 }
 
 TEST_F(CudaChunkedHead, MixesWithEveryOption) {

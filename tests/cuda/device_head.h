@@ -58,6 +58,7 @@ inline void store_inputs(reference::HeadInputs& in, DType dtype) {
   for (double& x : in.logits) x = stored_value(x, dtype);
   for (reference::HeadTeacher& teacher : in.teachers) {
     for (double& x : teacher.logits) x = stored_value(x, dtype);
+    for (double& x : teacher.log_probs) x = static_cast<float>(x);
   }
   for (auto* vector : {&in.token_weights, &in.class_weights, &in.advantages, &in.old_log_probs,
                        &in.reference_log_probs, &in.upstream_rows}) {
@@ -213,6 +214,11 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
   inputs.logits = logits.view;
   for (size_t t = 0; t < config.teachers.size(); ++t) {
     inputs.teachers.emplace_back();
+    if (config.teachers[t].kind == lossk::TeacherKind::kTopK) {
+      const int64_t k = config.teachers[t].k;
+      inputs.teachers.back().ids = held.ids(in.teachers[t].ids, first * k);
+      inputs.teachers.back().log_probs = held.floats(in.teachers[t].log_probs, first * k);
+    }
     if (config.teachers[t].kind != lossk::TeacherKind::kLogits) continue;
     const int64_t width = config.teachers[t].vocab;
     teachers.emplace_back(in.teachers[t].logits.data() + first * width, n, width, options.dtype,

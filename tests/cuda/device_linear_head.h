@@ -108,6 +108,9 @@ inline LinearResult run_linear(const lossk::HeadConfig& given_config,
     } else if (teacher.kind == lossk::TeacherKind::kHidden) {
       inputs.teachers[t].hidden = input(values.hidden, n, teacher.d_model);
       inputs.teachers[t].weight = input(values.weight, teacher.vocab, teacher.d_model);
+    } else {
+      inputs.teachers[t].ids = held.ids(values.ids, 0);
+      inputs.teachers[t].log_probs = held.floats(values.log_probs, 0);
     }
   }
 

@@ -48,6 +48,7 @@ RandomHead draw(const std::vector<std::string>& names, Rng& rng, int64_t n_tok, 
 }
 
 const std::vector<std::vector<std::string>> kMixes = {{"ce_smoothed", "z", "grpo_1", "gspo_0"},
+                                                      {"kd_top_k1_rkl", "ce"},
                                                       {"kd_fkl", "kd_ce", "ce"},
                                                       {"kd_rkl", "z_every"},
                                                       {"kd_jsd", "ce"}};
@@ -87,14 +88,14 @@ TEST_F(CudaHeadBits, DoNotDependOnRunPlacementOrKernel) {
         options.in_place = true;
         same("streamed, in place", options);
         for (const int cluster : {1, 2, 4, 8, 16}) {
-          for (const int warps : {1, 4, 7, 16}) {
+          for (const auto& [warps, slots] : {std::pair{1, 2}, {4, 3}, {16, 3}, {16, 5}}) {
             options = plain;
-            options.tuning = {.cluster = cluster, .warps = warps};
+            options.tuning = {.cluster = cluster, .warps = warps, .slots = slots};
             const DeviceResult result = run_on_device(head.config, head.inputs, options);
             if (result.kernel != first.kernel) continue;  // that many columns a block do not fit
             expect_same(first, result,
                         where + ": cluster " + std::to_string(cluster) + ", warps " +
-                            std::to_string(warps));
+                            std::to_string(warps) + ", slots " + std::to_string(slots));
           }
         }
         if (HasFailure()) return;
@@ -105,7 +106,8 @@ TEST_F(CudaHeadBits, DoNotDependOnRunPlacementOrKernel) {
 
 // A row's results do not depend on the rows beside it; every term divides by a given number.
 TEST_F(CudaHeadBits, DoNotDependOnTheBatch) {
-  for (const auto& names : {std::vector<std::string>{"ce", "z", "grpo_0"}, kMixes[1], kMixes[3]}) {
+  for (const auto& names :
+       {std::vector<std::string>{"ce", "z", "grpo_0"}, kMixes[1], kMixes[2], kMixes[4]}) {
     RandomHead head = draw(names, rng, 300, 4099, DType::kBF16);
     for (LossTerm& term : head.config.terms) term.divisor = 3;
     const DeviceResult all = run_on_device(head.config, head.inputs, {.dtype = DType::kBF16});

@@ -25,12 +25,15 @@ inline constexpr double kUnit = 0x1p-24;
 inline constexpr double kExp2 = 0x1p-22;
 inline const double kLn2 = std::log(2.0);
 
-// Additions one on another in a row's sum: 3 in a lane's eight columns, one for each time the warp
-// passes over a strip, 5 in the warp, then 4 and 5 over the strips.
-inline double sum_depth(int64_t vocab) {
-  return 3 + static_cast<double>(lossk::cuda::strip_columns_of(vocab)) / lossk::cuda::kWarpColumns +
-         5 + 4 + 5;
+// Rounds of a lane in a strip.
+inline double lane_rounds(int64_t vocab) {
+  // The longest strips are those of 16-bit logits without a teacher.
+  const lossk::cuda::RowCut cut = lossk::cuda::cut_of(vocab, 2, lossk::cuda::Family::kLabels);
+  return std::ceil(static_cast<double>(cut.n_rounds) / cut.n_strips);
 }
+// Additions one on another in a row's sum: 3 in a lane's eight columns, its rounds, 5 in the warp,
+// then 4 over a section's strips and 4 over the sections.
+inline double sum_depth(int64_t vocab) { return 3 + lane_rounds(vocab) + 5 + 4 + 4; }
 
 // A softmax and what its parts may be off by.
 struct SoftmaxError {
@@ -44,8 +47,9 @@ struct SoftmaxError {
     double sum = 0;
     for (int64_t j = 0; j < vocab; ++j) sum += std::exp(scale * (x[j] - max));
     log_sum = std::log(sum);
-    // A strip is summed from its own maximum and brought to the row's by one more power of two.
-    double d_sum = (depth + 4) * kUnit + kExp2;
+    // Each step to the strip's, the section's and the row's maximum is one more power of two.
+    const double steps = 3;
+    double d_sum = (depth + 4 + steps) * kUnit + steps * kExp2;
     std::vector<double> relative;
     for (int64_t j = 0; j < vocab; ++j) {
       const double a = scale * (x[j] - max);
@@ -311,9 +315,142 @@ class HeadBound {
     return error;
   }
 
+  // A bin's ln p and ln q with their errors, what it brings to the loss and h = d loss / d ln q.
+  struct Bin {
+    double log_p = 0, d_log_p = 0, log_q = 0, d_log_q = 0;
+    double loss = 0, d_loss = 0, h = 0, d_h = 0;  // sizes, not signs
+  };
+  // expf and logf are off by 2 roundings each, products and sums by one; h and the loss are
+  // products of at most p, q and a logarithm of their ratio, or of either to the mixture.
+  static void bound_bin(const lossk::LossTerm& term, Bin& bin) {
+    const double p = std::exp(bin.log_p), q = std::exp(bin.log_q);
+    const double d_p = p * (bin.d_log_p + 4 * kUnit), d_q = q * (bin.d_log_q + 4 * kUnit);
+    const double d_logs = bin.d_log_p + bin.d_log_q;
+    const auto size = [](double x) { return std::isfinite(x) ? std::abs(x) : 0; };
+    const double ratio = size(bin.log_p - bin.log_q);
+    switch (term.divergence) {
+      case Divergence::kCrossEntropy:
+        bin.loss = p * size(bin.log_q), bin.h = p, bin.d_h = d_p;
+        bin.d_loss = d_p * size(bin.log_q) + p * bin.d_log_q + 4 * kUnit * bin.loss;
+        break;
+      case Divergence::kForwardKl:
+        bin.loss = p * ratio, bin.h = p, bin.d_h = d_p;
+        bin.d_loss = d_p * ratio + p * (d_logs + 2 * kUnit * ratio) + 4 * kUnit * bin.loss;
+        break;
+      case Divergence::kReverseKl:
+        bin.loss = q * ratio, bin.h = q * (ratio + 1);
+        bin.d_loss = d_q * ratio + q * (d_logs + 2 * kUnit * ratio) + 4 * kUnit * bin.loss;
+        bin.d_h = bin.d_loss + d_q + 4 * kUnit * bin.h;
+        break;
+      default: {
+        // Logarithms to the mixture move less than the ratio does, but for m's own roundings.
+        const double mixed = std::log1p(1 / term.beta) + std::log1p(1 / (1 - term.beta)) + ratio;
+        const double d_mixed = d_logs + 12 * kUnit * (1 + mixed) + 8 * kUnit;
+        bin.h = q * mixed, bin.d_h = d_q * mixed + q * d_mixed;
+        bin.loss = bin.h + p * mixed, bin.d_loss = bin.d_h + d_p * mixed + p * d_mixed;
+      }
+    }
+  }
+
+  TermError top_k(const lossk::LossTerm& term, int64_t r, const SoftmaxError& row,
+                  int64_t k) const {
+    const auto vocab = static_cast<int64_t>(row.q.size());
+    const reference::HeadTeacher& teacher = in_.teachers[term.teacher];
+    const double factor = term.t_squared ? term.temperature * term.temperature : 1;
+    const double adds = std::ceil(static_cast<double>(k) / 32) + 6;  // in a lane, then in the warp
+    std::vector<Bin> bins;
+    std::vector<bool> in_k(vocab, false);
+    for (int64_t b = 0; b < k; ++b) {
+      const int64_t id = teacher.ids[r * k + b];
+      in_k[id] = true;
+      bins.push_back({.log_p = teacher.log_probs[r * k + b],
+                      .log_q = row.log_q[id],
+                      .d_log_q = row.d_log_q(id) + 2 * kUnit * std::abs(row.log_q[id])});
+    }
+    const bool renormalized = term.top_k_tail == lossk::TopKTail::kRenormalized;
+    if (renormalized) {
+      double p_sum = 0, q_sum = 0, d_q = 0;
+      for (const Bin& bin : bins) {
+        p_sum += std::exp(bin.log_p), q_sum += std::exp(bin.log_q);
+        d_q = std::max(d_q, bin.d_log_q);
+      }
+      const double own = (adds + 12) * kUnit;
+      for (Bin& bin : bins) {
+        bin.log_p -= std::log(p_sum), bin.log_q -= std::log(q_sum);
+        bin.d_log_p = own + 6 * kUnit * (std::abs(std::log(p_sum)) + std::abs(bin.log_p));
+        bin.d_log_q += d_q + own + 6 * kUnit * (std::abs(std::log(q_sum)) + std::abs(bin.log_q));
+      }
+    }
+    double ratio = 0, d_ratio = 0;
+    const bool others = term.top_k_tail == lossk::TopKTail::kTailBin && k < vocab;
+    if (others) {
+      // A thread rescales at most once for each of its vectors, then the warp and the block do.
+      const double steps = std::ceil(static_cast<double>(vocab) / 2048) + 2;
+      double p = 1, q = 0, d_q = 0, d_p = 0;
+      for (const Bin& bin : bins) {
+        p -= std::exp(bin.log_p);
+        d_p += std::exp(bin.log_p) * (adds + 6) * kUnit;
+      }
+      for (int64_t j = 0; j < vocab; ++j) {
+        if (in_k[j]) continue;
+        q += row.q[j];
+        d_q += row.q[j] * (kLn2 * row.d_u[j] + (steps + 1) * kExp2 + (2 * steps + 14) * kUnit);
+      }
+      p = std::max(p, 0.0);
+      Bin bin = {.log_p = std::log(p), .log_q = std::log(q)};
+      // What is left of 1 is as exact as 1 is.
+      bin.d_log_p = p > 0 ? (d_p + 4 * kUnit) / p : 0;
+      bin.d_log_q = q > 0 ? 1.02 * d_q / q + row.d_log_sum +
+                                6 * kUnit *
+                                    (std::abs(bin.log_q) + std::abs(row.log_sum) +
+                                     kLn2 * std::abs(largest_u(row, in_k)))
+                          : 0;
+      bound_bin(term, bin);
+      if (p == 0) bin.d_loss += (d_p + 4 * kUnit) * (1 + std::abs(bin.log_q) + 20);
+      if (p == 0) bin.d_h += d_p + 4 * kUnit;
+      if (q > 0) {
+        ratio = bin.h / q;
+        d_ratio = bin.d_h / q + ratio * (bin.d_log_q + 6 * kUnit);
+      }
+      bins.push_back(bin);
+    }
+    TermError error;
+    double h_sum = 0, d_h_sum = 0, loss = 0;
+    for (size_t b = 0; b < bins.size(); ++b) {
+      if (!(others && b + 1 == bins.size())) bound_bin(term, bins[b]);
+      h_sum += bins[b].h, d_h_sum += bins[b].d_h;
+      loss += bins[b].loss, error.loss += bins[b].d_loss;
+    }
+    error.loss = 1.02 * factor * (error.loss + adds * kUnit * loss);
+    d_h_sum += adds * kUnit * h_sum;
+    if (renormalized) ratio = d_ratio = 0;
+    for (int64_t j = 0; j < vocab; ++j) {
+      const double size = renormalized ? 0 : ratio + h_sum;
+      error.gradient.push_back(row.d_q[j] * size + row.q[j] * (d_ratio + d_h_sum) +
+                               10 * kUnit * row.q[j] * size);
+    }
+    for (int64_t b = 0; b < k; ++b) {
+      const double own_q = std::exp(bins[b].log_q), size = renormalized ? h_sum : ratio;
+      const double d_size = renormalized ? d_h_sum : d_ratio;
+      error.gradient[teacher.ids[r * k + b]] +=
+          bins[b].d_h + own_q * ((bins[b].d_log_q + 6 * kUnit) * size + d_size) +
+          10 * kUnit * (bins[b].h + own_q * size);
+    }
+    for (double& g : error.gradient) g *= 1.02 * factor;
+    return error;
+  }
+  static double largest_u(const SoftmaxError& row, const std::vector<bool>& taken) {
+    double largest = -1e4;
+    for (size_t j = 0; j < row.u.size(); ++j) {
+      if (!taken[j] && std::isfinite(row.u[j])) largest = std::max(largest, row.u[j]);
+    }
+    return largest;
+  }
+
   TermError distillation(const lossk::LossTerm& term, int64_t r, const SoftmaxError& row) const {
     const auto vocab = static_cast<int64_t>(row.q.size());
     const lossk::Teacher& teacher = config_.teachers[term.teacher];
+    if (teacher.kind == lossk::TeacherKind::kTopK) return top_k(term, r, row, teacher.k);
     const SoftmaxError t(in_.teachers[term.teacher].logits.data() + r * teacher.vocab, vocab,
                          scale() / term.temperature, false);
     const bool reverse = term.divergence == Divergence::kReverseKl;

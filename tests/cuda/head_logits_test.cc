@@ -95,8 +95,8 @@ TEST_F(CudaHead, EveryTermByItself) {
       }
     }
   }
-  // ce 2, z 3, distillation from logits 4, grpo 5, gspo 5, cispo, dpo.
-  EXPECT_EQ(taken, 21 * 6);
+  // ce 2, z 3, distillation from logits 4 and from top-k ids 12, grpo 5, gspo 5, cispo, dpo.
+  EXPECT_EQ(taken, 33 * 6);
 }
 
 std::vector<LossTerm> mix(const std::vector<std::string>& names) {
@@ -117,7 +117,9 @@ const std::vector<std::vector<std::string>> kMixes = {
     {"kd_ce", "kd_fkl", "ce", "z"},
     {"kd_rkl", "ce", "z_own"},
     {"kd_jsd", "z"},
-    {"kd_jsd", "kd_ce", "kd_fkl", "kd_rkl", "ce_smoothed", "grpo_2"}};
+    {"kd_jsd", "kd_ce", "kd_fkl", "kd_rkl", "ce_smoothed", "grpo_2"},
+    {"kd_top_k1_fkl", "ce", "z"},
+    {"kd_top_k1_jsd", "kd_top_k0_rkl", "kd_top_k2_ce", "ce_smoothed"}};
 
 TEST_F(CudaHead, MixesAtEveryVocabulary) {
   for (const int64_t vocab :
@@ -142,7 +144,7 @@ TEST_F(CudaHead, OptionsOfTheRow) {
        {"softcap", "scale", "offset", "accumulate", "no labels", "upstream rows", "given divisor",
         "forward only", "temperature", "no row outputs", "misaligned"}) {
     for (const char* kernel : kKernels) {
-      for (size_t m : {0u, 2u, 3u, 4u}) {
+      for (size_t m : {0u, 2u, 3u, 4u, 6u, 7u}) {
         const DType dtype = m == 0 ? DType::kF32 : DType::kBF16;
         DeviceOptions options = {.dtype = dtype, .kernel = kernel};
         RandomHead head = draw(mix(variant == "no labels" && m == 0 ? std::vector<std::string>{"z"}
@@ -168,6 +170,8 @@ TEST_F(CudaHead, OptionsOfTheRow) {
         if (variant == "forward only") options.gradient = false;
         if (variant == "temperature") {
           for (LossTerm& term : head.config.terms) {
+            // Top-k teachers give log-probabilities, at the temperature they have.
+            if (term.name.starts_with("kd_top_k")) continue;
             term.temperature = 2;
             term.t_squared = true;
           }
@@ -210,6 +214,23 @@ TEST_F(CudaHead, PolicyMetrics) {
       EXPECT_EQ(a.n_tokens, e.n_tokens);
       EXPECT_EQ(a.n_segments, e.n_segments);
     }
+  }
+}
+
+TEST_F(CudaHead, RefusesTopKTeachers) {
+  for (const int64_t bad : {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{3}}) {
+    RandomHead head = draw(mix({"kd_top_k1_fkl"}), rng, 4, 500, DType::kBF16);
+    reference::HeadTeacher& teacher = head.inputs.teachers[2];
+    const int64_t k = head.config.teachers[2].k, at = 2 * k;
+    if (bad == 0) teacher.ids[at] = 500;
+    if (bad == 1) teacher.ids[at] = -1;
+    if (bad == 2) teacher.ids[at] = teacher.ids[at + 1];
+    if (bad == 3) teacher.log_probs[at] = 0.5;
+    if (bad == 2 && k < 2) continue;
+    const DeviceResult result = run_on_device(head.config, head.inputs, {.dtype = DType::kBF16});
+    ASSERT_TRUE(result.ran.ok()) << result.ran.to_string();
+    EXPECT_EQ(result.checked.code(), kHeadBadTopK) << bad;
+    EXPECT_NE(result.checked.message().find("row 2"), std::string::npos);
   }
 }
 

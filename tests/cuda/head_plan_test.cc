@@ -21,6 +21,8 @@ Request bf16() {
 TEST(CudaHeadPlan, KeepsEveryUsualRowOnAnH200InItsClusters) {
   for (const int64_t vocab : {1025, 8003, 32000, 50257, 151936, 262144}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      // Two rows of it and of its teacher take 4 MiB, more than 16 blocks have.
+      if (vocab == 262144 && dtype == DType::kF32) continue;
       Request request = {.input_dtype = dtype, .grad_dtype = dtype, .d_logits = true};
       HeadConfig config = distillation(vocab, Divergence::kReverseKl);
       config.teachers[0].dtype = dtype;
@@ -78,23 +80,50 @@ TEST(CudaHeadPlan, BookingsAddUp) {
   EXPECT_EQ(plan_cuda({1000, 0, 32000}, cross_entropy(), bf16(), {})->launches(), 3);
 }
 
+TEST(CudaHeadPlan, GathersAndPatchesTopKIds) {
+  HeadConfig config = distillation(32000, Divergence::kForwardKl);
+  config.teachers[0] = {.kind = TeacherKind::kTopK, .k = 20};
+  const auto plan = plan_cuda({1000, 0, 32000}, config, bf16(), {});
+  ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+  EXPECT_EQ(plan->launches(), 5);
+  int64_t sum = 0;
+  for (const Booking& booking : plan->bookings()) sum += booking.bytes;
+  EXPECT_EQ(sum, plan->workspace_bytes());
+  Request forward = bf16();
+  forward.d_logits = false;
+  const auto losses = plan_cuda({1000, 0, 32000}, config, forward, {});
+  ASSERT_TRUE(losses.ok());
+  EXPECT_EQ(losses->launches(), 4);
+  EXPECT_LT(losses->workspace_bytes(), plan->workspace_bytes());
+  // With a dense teacher beside it.
+  config.teachers.push_back({.vocab = 32000, .dtype = DType::kBF16});
+  config.terms.push_back(config.terms[0]);
+  config.terms[1].name = "dense";
+  config.terms[1].teacher = 1;
+  EXPECT_EQ(plan_cuda({1000, 0, 32000}, config, bf16(), {}).status().code(), kHeadUnknownKind);
+}
+
 TEST(CudaHeadPlan, LayoutsFitAndCoverTheRow) {
   const CudaDevice h200;
-  for (int64_t vocab = 1025; vocab < 300'000; vocab += 1 + vocab / 7) {
+  for (int64_t vocab = 1025; vocab < 220'000; vocab += 1 + vocab / 7) {
     for (int family = 0; family < cuda::kFamilies; ++family) {
       std::vector<Rejection> rejections;
       const auto layout = cuda::choose_row_layout(
-          vocab, DType::kF32, static_cast<cuda::Family>(family), h200, "", {}, rejections);
+          vocab, DType::kF32, static_cast<cuda::Family>(family), true, h200, "", {}, rejections);
       ASSERT_TRUE(layout.ok());
       ASSERT_EQ(layout->kernel, cuda::RowKernel::kCluster) << vocab;
       EXPECT_LE(layout->shared_bytes, h200.shared_per_block_bytes);
-      EXPECT_LE(layout->n_strips, cuda::kMaxStrips);
-      EXPECT_GE(int64_t{layout->n_strips} * layout->strip_columns, vocab);
-      EXPECT_GE(layout->strips_per_block * layout->cluster, layout->n_strips);
-      EXPECT_GE(layout->strips_per_warp * layout->warps, layout->strips_per_block);
-      EXPECT_LT(layout->strips_per_warp * (layout->warps - 1), layout->strips_per_block);
-      EXPECT_LE(layout->warps, cuda::kMaxWarps);
-      EXPECT_EQ(layout->strip_pitch_bytes % 16, 0);
+      const cuda::RowCut& cut = layout->cut;
+      EXPECT_LE(cut.n_strips, cuda::kMaxStrips);
+      EXPECT_EQ(cut.n_strips, 1 << cut.log2_strips);
+      EXPECT_LE(cut.n_strips, cut.n_rounds);
+      EXPECT_LE(cuda::n_sections(cut), cuda::kMaxSections);
+      EXPECT_EQ(cuda::n_sections(cut) % layout->cluster, 0);
+      EXPECT_EQ(layout->strips_per_block * layout->cluster, cut.n_strips);
+      EXPECT_EQ(layout->strips_per_warp * layout->warps, layout->strips_per_block);
+      EXPECT_LE(layout->warps, cuda::kMaxColumnWarps);
+      EXPECT_EQ(layout->matrix_bytes % 16, 0);
+      EXPECT_GE(layout->matrix_bytes * layout->cluster, vocab * 4);
     }
   }
 }

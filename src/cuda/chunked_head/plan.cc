@@ -244,7 +244,10 @@ double operations_of(const ChunkedProducts& state) {
 
 int launches_of(const ChunkedProducts& state) {
   const ChunkedLayout& layout = state.layout;
-  int make = layout.copies_hidden() + layout.bias + 1;  // and the rows
+  // A top-k teacher's ids are gathered before the rows and patched after their gradient.
+  const int top_k = has_top_k(state.config) ? 1 : 0;
+  const int rows = 1 + top_k, rows_backward = rows + (layout.gradients() ? top_k : 0);
+  int make = layout.copies_hidden() + layout.bias;
   int add = layout.d_bias + rounds_hidden(state);
   for (int i = 0; i < kProducts; ++i) {
     const auto product = static_cast<Product>(i);
@@ -254,10 +257,11 @@ int launches_of(const ChunkedProducts& state) {
   int launches = 2;  // census, scalars
   if (chunks == 0) return launches;
   if (state.n_sequence_terms == 0) {
-    launches += chunks * (make + add);
+    launches += chunks * (make + rows_backward + add);
   } else {
-    launches += chunks * make + 2;  // sums and slopes
-    if (layout.gradients()) launches += chunks == 1 ? 1 + add : chunks * (make + add);
+    launches += chunks * (make + rows) + 2;  // sums and slopes
+    const int again = chunks == 1 ? 0 : make;
+    if (layout.gradients()) launches += chunks * (again + rows_backward + add);
   }
   for (const SumsOf& each : sums_of(layout)) launches += rounds(state, each);
   return launches;

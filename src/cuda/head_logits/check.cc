@@ -74,6 +74,18 @@ Status check_hidden_teacher(const Teacher& teacher, const LossTerm& term, int64_
                       teacher.d_model);
 }
 
+Status check_top_k_teacher(const Teacher& teacher, const LossTerm& term, int64_t n_tok,
+                           const TeacherInputs& given) {
+  if (!given.ids) return missing(term, "the teacher's ids");
+  if (!given.log_probs) return missing(term, "the teacher's log_probs");
+  int64_t size;
+  if (__builtin_mul_overflow(n_tok, teacher.k, &size)) {
+    return {kLossDimensionTooLarge, "n_tok * k does not fit 64 bits"};
+  }
+  ULLAGE_RETURN_IF_REFUSED(check_indices("the teacher's ids", given.ids, size));
+  return check_floats("the teacher's log_probs", given.log_probs, size);
+}
+
 Status check_term(const HeadConfig& config, const LossTerm& term, const Shape& shape,
                   const Inputs& inputs) {
   if (needs_labels(term.kind) || term.mask == RowMask::kLabels) {
@@ -105,6 +117,10 @@ Status check_term(const HeadConfig& config, const LossTerm& term, const Shape& s
   if (config.teachers[t].kind == TeacherKind::kHidden) {
     return check_hidden_teacher(config.teachers[t], term, shape.n_tok,
                                 given ? inputs.teachers[t] : TeacherInputs{});
+  }
+  if (config.teachers[t].kind == TeacherKind::kTopK) {
+    return check_top_k_teacher(config.teachers[t], term, shape.n_tok,
+                               given ? inputs.teachers[t] : TeacherInputs{});
   }
   if (!given || !inputs.teachers[t].logits) return missing(term, "the teacher's logits");
   return check_matrix("the teacher's logits", inputs.teachers[t].logits, config.teachers[t].dtype,

@@ -2,6 +2,7 @@
 // where there is neither a GPU nor a CUDA toolkit.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -15,89 +16,100 @@
 namespace ullage::lossk::cuda {
 
 enum class RowKernel {
-  kCluster,   // a cluster of blocks keeps the row in shared memory: one read, one write
-  kStreamed,  // a block reads the row three times, the second and third from L2 where it can
+  kCluster,   // a cluster of blocks keeps rows in shared memory: one read, one write
+  kStreamed,  // a block reads the row two or three times, from L2 where it can
 };
 
 constexpr std::string_view name_of(RowKernel kernel) {
   return kernel == RowKernel::kCluster ? "head_rows_sm90_cluster" : "head_rows_sm80_streamed";
 }
 
-// 0: chosen here. What the benchmark sweeps.
+// 0: chosen here. What the benchmark sweeps. A slot holds a row; there are at most 8.
 struct Tuning {
   int cluster = 0;
   int warps = 0;
+  int slots = 0;
 };
 
 struct RowLayout {
   RowKernel kernel = RowKernel::kStreamed;
+  RowCut cut;
   int cluster = 1;  // blocks a row
-  int warps = 1;    // a block
-  int strip_columns = 0;
-  int n_strips = 0;
+  int warps = 1;    // a block; of a cluster, of columns
   int strips_per_block = 0;
   int strips_per_warp = 0;
-  int64_t strip_pitch_bytes = 0;
-  int64_t row_bytes = 0;  // a block's strips, the teacher's included
-  int64_t partial_bytes = 0;
+  int slots = 0;
+  int64_t matrix_bytes = 0, slot_bytes = 0;
+  bool in_whole_words = false;
+  int64_t table_bytes = 0;
   int64_t shared_bytes = 0;  // a block
 };
 
-inline constexpr int64_t kMinStripColumns = 1024;
 // CUDA keeps this much of every block's shared memory to itself.
 inline constexpr int64_t kReservedSharedBytes = 1024;
-inline constexpr int kMaxWarps = 16;
-// 64 registers a thread (__launch_bounds__(512, 2)) leave room for this many warps on a
-// multiprocessor. At 48 registers every family spills.
+// 64 registers a thread (__launch_bounds__(512, 2)) leave room for this many warps of the streamed
+// kernel on a multiprocessor.
 inline constexpr int kResidentWarps = 32;
+// Three rows: one is loaded, one summed, one written.
+inline constexpr int kSlots = 3;
+inline constexpr int64_t kTwoRows = 2;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Tables of strip values: the sums, of two rows, and those of the optional further pass.
-constexpr int n_partials(Family family) {
-  return 2 * n_sums(family) + kCommonExtras + n_mixed_extras(family);
+// Strips of up to ten rounds of a column's two bytes, of five and three where a column has four or
+// eight, a teacher's included: long enough to be worth a warp's reduction, short enough that each
+// of the 16 warps of the 4, 8 or 16 blocks that hold 151936 columns finds one. Rows for fewer than
+// 16 warps: of four.
+constexpr RowCut cut_of(int64_t vocab, int64_t element_bytes, Family family) {
+  const int64_t column_bytes = element_bytes * (family == Family::kLabels ? 1 : 2);
+  RowCut cut;
+  cut.n_rounds = static_cast<int>((vocab + kWarpColumns - 1) / kWarpColumns);
+  for (; cut.n_strips < kMaxStrips; cut.n_strips *= 2, ++cut.log2_strips) {
+    const int of_many = column_bytes <= 2 ? 10 : column_bytes <= 4 ? 5 : 3;
+    const int most_rounds = cut.n_strips < kMaxColumnWarps ? std::min(4, of_many) : of_many;
+    if (most_rounds * cut.n_strips >= cut.n_rounds) break;
+  }
+  cut.strips_per_section = cut.n_strips > kMaxSections ? cut.n_strips / kMaxSections : 1;
+  return cut;
 }
+constexpr int n_sections(const RowCut& cut) { return cut.n_strips / cut.strips_per_section; }
 
-// A strip's columns: enough that 128 strips cover the row, few enough that short rows still use
-// several warps. A function of the vocabulary alone (see kMaxStrips).
-constexpr int64_t strip_columns_of(int64_t vocab) {
-  const int64_t even = round_up((vocab + kMaxStrips - 1) / kMaxStrips, kWarpColumns);
-  return even > kMinStripColumns ? even : kMinStripColumns;
+// Tables that warps exchange sums through, in bytes, `strips` a block: of two rows its strips' sums
+// and of three everyone's sections'; where there are extras, of one row its strips' and of two
+// everyone's sections'.
+constexpr int64_t table_bytes(Family family, bool extras, int64_t strips) {
+  const int64_t sums = n_sums(family) * (kTwoRows * strips + kSectionTables * kMaxSections);
+  const int64_t second = n_extras(family) * (strips + kTwoRows * kMaxSections);
+  return round_up((sums + (extras || family == Family::kMixed ? second : 0)) * 4, 16);
 }
-
-// Blocks of a layout whose shared memory one multiprocessor holds.
-inline int64_t resident_blocks(int64_t shared_bytes, const CudaDevice& device) {
-  return device.shared_per_multiprocessor_bytes / (shared_bytes + kReservedSharedBytes);
-}
+// Of a cluster's block: each slot loaded and emptied; everyone's sections of three rows; its
+// strips' sums, the words and everyone's sections' extras of two; its strips' extras and the row's
+// sums.
+constexpr int64_t n_barriers(int64_t slots) { return 2 * slots + 11; }
 
 inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_bytes, Family family,
-                           const CudaDevice& device, int cluster, const Tuning& tuning) {
+                           bool extras, int cluster, const Tuning& tuning) {
   RowLayout layout;
   layout.kernel = kernel;
-  layout.strip_columns = static_cast<int>(strip_columns_of(vocab));
-  layout.n_strips = static_cast<int>((vocab + layout.strip_columns - 1) / layout.strip_columns);
+  layout.cut = cut_of(vocab, element_bytes, family);
   layout.cluster = cluster;
-  layout.strips_per_block = (layout.n_strips + cluster - 1) / cluster;
-  layout.partial_bytes = n_partials(family) * int64_t{kMaxStrips} * 4;
-  int64_t warps = kMaxWarps;
-  if (kernel == RowKernel::kCluster) {
-    layout.strip_pitch_bytes = layout.strip_columns * element_bytes;
-    layout.row_bytes =
-        layout.strip_pitch_bytes * layout.strips_per_block * (family == Family::kLabels ? 1 : 2);
-    layout.shared_bytes =
-        layout.row_bytes + layout.partial_bytes + (int64_t{kMaxWarps} + 3) * 8;  // barriers
-    const int64_t fit = resident_blocks(layout.shared_bytes, device);
-    if (fit > 1) warps = kResidentWarps / fit;
-    if (tuning.warps > 0) warps = tuning.warps;
-  } else {
-    layout.shared_bytes = layout.partial_bytes;
+  layout.strips_per_block = layout.cut.n_strips / cluster;
+  layout.warps = tuning.warps > 0 ? tuning.warps : kMaxColumnWarps;
+  if (layout.warps > layout.strips_per_block) layout.warps = layout.strips_per_block;
+  while (layout.strips_per_block % layout.warps != 0) --layout.warps;
+  layout.strips_per_warp = layout.strips_per_block / layout.warps;
+  if (kernel == RowKernel::kStreamed) {
+    layout.shared_bytes = table_bytes(family, true, layout.strips_per_block);
+    return layout;
   }
-  if (warps > kMaxWarps) warps = kMaxWarps;
-  if (warps > layout.strips_per_block) warps = layout.strips_per_block;
-  if (warps < 1) warps = 1;
-  layout.strips_per_warp = static_cast<int>((layout.strips_per_block + warps - 1) / warps);
-  // As few warps as that needs.
-  layout.warps = (layout.strips_per_block + layout.strips_per_warp - 1) / layout.strips_per_warp;
+  layout.table_bytes = table_bytes(family, extras, layout.strips_per_block);
+  layout.slots = tuning.slots;
+  layout.in_whole_words = vocab * element_bytes % 16 == 0;
+  const int64_t rounds = (int64_t{layout.cut.n_rounds} + cluster - 1) / cluster;
+  layout.matrix_bytes = rounds * kWarpColumns * element_bytes + (layout.in_whole_words ? 0 : 16);
+  layout.slot_bytes = layout.matrix_bytes * (family == Family::kLabels ? 1 : 2);
+  layout.shared_bytes = layout.slots * layout.slot_bytes + layout.table_bytes +
+                        kTwoRows * kRowWordBytes + n_barriers(layout.slots) * 8;
   return layout;
 }
 
@@ -108,7 +120,7 @@ Result<CudaHeadPlan> plan_with_tuning(const Shape& shape, const HeadConfig& conf
 
 // The kernel for a row, and one reason for each candidate passed over. `forced` names a kernel, or
 // is empty.
-inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, Family family,
+inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, Family family, bool extras,
                                            const CudaDevice& device, std::string_view forced,
                                            const Tuning& tuning,
                                            std::vector<Rejection>& rejections) {
@@ -124,7 +136,7 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, Family fa
                                               "; needed: 80 or more");
   }
   const auto streamed = [&] {
-    return layout_of(RowKernel::kStreamed, vocab, size_of(dtype), family, device, 1, tuning);
+    return layout_of(RowKernel::kStreamed, vocab, size_of(dtype), family, extras, 1, tuning);
   };
   const auto pass_over = [&](const std::string& reason) -> Result<RowLayout> {
     if (forced == cluster_name) return Status(kHeadUnknownKernel, cluster_name + ": " + reason);
@@ -136,29 +148,31 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, Family fa
     return pass_over("compiled for compute capability 90, and " + device.name + " has " +
                      describe(device.compute_capability));
   }
-  if (forced.empty() && tuning.cluster == 0 && vocab <= kMinStripColumns) {
+  if (forced.empty() && tuning.cluster == 0 &&
+      cut_of(vocab, size_of(dtype), family).n_strips == 1) {
     return pass_over("a row of " + describe(vocab) +
                      " columns is one strip, which one warp streams out of L1 with less ado");
   }
-  // Room for several blocks on a multiprocessor comes first, a small cluster second: a larger one
-  // waits for more peers, and 16 blocks crowd a GPC. The order is that of the sweeps on an H200
-  // (bench/results): 3 blocks of a cluster of 16 beat 1 of 8 (bf16, 262144 columns, a teacher), and
-  // 1 of 8 beats 2 of 16 (f32, 151936 columns, a teacher).
+  // The smallest cluster whose blocks hold kSlots rows: a larger one waits for more peers and
+  // leaves more of a GPC idle. Two rows rather than 16 blocks, of which a GPC holds one cluster.
   const struct {
-    int blocks, first_cluster, last_cluster;
-  } wishes[] = {{3, 1, 8}, {2, 1, 8}, {3, 16, 16}, {1, 1, 8}, {1, 16, 16}};
+    int first_cluster, last_cluster, slots;
+  } wishes[] = {{1, 8, kSlots}, {1, 8, kSlots - 1}, {16, 16, kSlots}, {16, 16, kSlots - 1}};
   for (const auto& wish : wishes) {
     for (int cluster = wish.first_cluster; cluster <= wish.last_cluster; cluster *= 2) {
-      if (cluster > device.max_cluster_blocks) break;
+      if (cluster > device.max_cluster_blocks ||
+          cluster > n_sections(cut_of(vocab, size_of(dtype), family)))
+        break;
       if (tuning.cluster > 0 && cluster != tuning.cluster) continue;
+      Tuning wished = tuning;
+      if (wished.slots == 0) wished.slots = wish.slots;
       const RowLayout layout =
-          layout_of(RowKernel::kCluster, vocab, size_of(dtype), family, device, cluster, tuning);
-      if (layout.shared_bytes > device.shared_per_block_bytes) continue;
-      if (resident_blocks(layout.shared_bytes, device) >= wish.blocks) return layout;
+          layout_of(RowKernel::kCluster, vocab, size_of(dtype), family, extras, cluster, wished);
+      if (layout.shared_bytes <= device.shared_per_block_bytes) return layout;
     }
   }
-  return pass_over("a row of " + describe(vocab) +
-                   " columns exceeds the shared memory of a cluster of " +
+  return pass_over("a row of " + describe(vocab) + " columns, " + describe(kSlots - 1) +
+                   " times, exceeds the shared memory of a cluster of " +
                    describe(device.max_cluster_blocks) + " blocks, " +
                    describe(device.shared_per_block_bytes) + " bytes each");
 }

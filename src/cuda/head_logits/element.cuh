@@ -97,6 +97,60 @@ __device__ inline Vector<T> load_vector(const T* from, int valid, bool aligned) 
   return v;
 }
 
+// Eight columns from shared memory that start `shift` columns into a 16-byte word at `word`.
+template <class T>
+__device__ inline Vector<T> load_shifted(const T* word, int shift) {
+  constexpr int kParts = 4 * kWordsOf<T>;  // 32-bit parts of a vector
+  constexpr int kPerPart = 4 / sizeof(T);
+  uint4 words[kWordsOf<T> + 1];
+#pragma unroll
+  for (int i = 0; i <= kWordsOf<T>; ++i) words[i] = reinterpret_cast<const uint4*>(word)[i];
+  uint32_t parts[kParts + 4];
+#pragma unroll
+  for (int i = 0; i <= kWordsOf<T>; ++i) {
+    parts[4 * i] = words[i].x, parts[4 * i + 1] = words[i].y;
+    parts[4 * i + 2] = words[i].z, parts[4 * i + 3] = words[i].w;
+  }
+  // Shift by 2, by 1 and by half a part: what is moved is selected, so parts stay in registers.
+  const int by = shift / kPerPart;
+#pragma unroll
+  for (int i = 0; i + 2 < kParts + 4; ++i) parts[i] = by & 2 ? parts[i + 2] : parts[i];
+#pragma unroll
+  for (int i = 0; i < kParts + 1; ++i) parts[i] = by & 1 ? parts[i + 1] : parts[i];
+  if constexpr (kPerPart == 2) {
+    const unsigned order = shift & 1 ? 0x5432 : 0x3210;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) parts[i] = __byte_perm(parts[i], parts[i + 1], order);
+  }
+  Vector<T> v;
+#pragma unroll
+  for (int i = 0; i < kWordsOf<T>; ++i) {
+    v.words[i] = make_uint4(parts[4 * i], parts[4 * i + 1], parts[4 * i + 2], parts[4 * i + 3]);
+  }
+  return v;
+}
+
+// -inf from column `valid` on.
+template <class T>
+__device__ inline void blank_from(Vector<T>& v, int valid) {
+  constexpr int kPerPart = 4 / sizeof(T);
+  const uint32_t infinity = bits_of(minus_infinity<T>());
+#pragma unroll
+  for (int i = 0; i < kWordsOf<T>; ++i) {
+    uint32_t parts[4] = {v.words[i].x, v.words[i].y, v.words[i].z, v.words[i].w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int column = (4 * i + j) * kPerPart;
+      if (column >= valid) {
+        parts[j] = kPerPart == 2 ? infinity * 0x10001u : infinity;
+      } else if (kPerPart == 2 && column + 1 == valid) {
+        parts[j] = (parts[j] & 0xffffu) | infinity << 16;
+      }
+    }
+    v.words[i] = make_uint4(parts[0], parts[1], parts[2], parts[3]);
+  }
+}
+
 __device__ inline void unpack(const Vector<float>& v, float (&x)[8]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -130,10 +184,15 @@ template <>
 struct RunningMax<float> {
   float m = minus_infinity<float>();
   __device__ void add(const Vector<float>& v) {
+    using ullage::cuda::ptx::max_nan;
     float x[8];
     unpack(v, x);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) m = ullage::cuda::ptx::max_nan(m, x[i]);
+    for (int step = 4; step > 0; step /= 2) {
+#pragma unroll
+      for (int i = 0; i < step; ++i) x[i] = max_nan(x[i], x[i + step]);
+    }
+    m = max_nan(m, x[0]);
   }
   __device__ float value() const { return m; }
 };
@@ -141,13 +200,10 @@ template <>
 struct RunningMax<__nv_bfloat16> {
   __nv_bfloat162 m = __bfloat162bfloat162(minus_infinity<__nv_bfloat16>());
   __device__ void add(const Vector<__nv_bfloat16>& v) {
-    const uint32_t pairs[4] = {v.words[0].x, v.words[0].y, v.words[0].z, v.words[0].w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      __nv_bfloat162 pair;
-      memcpy(&pair, &pairs[i], 4);
-      m = __hmax2_nan(m, pair);
-    }
+    __nv_bfloat162 pairs[4];
+    memcpy(pairs, &v.words[0], 16);
+    m = __hmax2_nan(m,
+                    __hmax2_nan(__hmax2_nan(pairs[0], pairs[1]), __hmax2_nan(pairs[2], pairs[3])));
   }
   __device__ float value() const {
     return ullage::cuda::ptx::max_nan(__low2float(m), __high2float(m));
@@ -157,13 +213,10 @@ template <>
 struct RunningMax<__half> {
   __half2 m = __half2half2(minus_infinity<__half>());
   __device__ void add(const Vector<__half>& v) {
-    const uint32_t pairs[4] = {v.words[0].x, v.words[0].y, v.words[0].z, v.words[0].w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      __half2 pair;
-      memcpy(&pair, &pairs[i], 4);
-      m = __hmax2_nan(m, pair);
-    }
+    __half2 pairs[4];
+    memcpy(pairs, &v.words[0], 16);
+    m = __hmax2_nan(m,
+                    __hmax2_nan(__hmax2_nan(pairs[0], pairs[1]), __hmax2_nan(pairs[2], pairs[3])));
   }
   __device__ float value() const {
     return ullage::cuda::ptx::max_nan(__low2float(m), __high2float(m));
@@ -173,8 +226,12 @@ struct RunningMax<__half> {
 // Rounds eight values once, to nearest, and stores those before `valid`.
 __device__ inline void store_vector(float* to, const float (&g)[8], int valid, bool aligned) {
   if (aligned && valid >= 8) {
-    reinterpret_cast<float4*>(to)[0] = make_float4(g[0], g[1], g[2], g[3]);
-    reinterpret_cast<float4*>(to)[1] = make_float4(g[4], g[5], g[6], g[7]);
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      ullage::cuda::ptx::store_words(
+          to + i, make_uint4(__float_as_uint(g[i]), __float_as_uint(g[i + 1]),
+                             __float_as_uint(g[i + 2]), __float_as_uint(g[i + 3])));
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -200,14 +257,38 @@ template <class T>
 __device__ inline void store_vector(T* to, const float (&g)[8], int valid, bool aligned) {
   static_assert(sizeof(T) == 2);
   if (aligned && valid >= 8) {
-    *reinterpret_cast<uint4*>(to) =
-        make_uint4(pack_pair(g[0], g[1], T{}), pack_pair(g[2], g[3], T{}),
-                   pack_pair(g[4], g[5], T{}), pack_pair(g[6], g[7], T{}));
+    ullage::cuda::ptx::store_words(
+        to, make_uint4(pack_pair(g[0], g[1], T{}), pack_pair(g[2], g[3], T{}),
+                       pack_pair(g[4], g[5], T{}), pack_pair(g[6], g[7], T{})));
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if (i < valid) to[i] = from_float<T>(g[i]);
     }
+  }
+}
+
+// Eight columns of each lane of a warp, whose lanes' addresses follow one another: aligned, and in
+// stores of whole 32-byte sectors.
+template <class T>
+__device__ inline void store_whole(T* to, const float (&g)[8], int lane) {
+  if constexpr (sizeof(T) == 2) {
+    store_vector(to, g, kLaneColumns, true);
+  } else {
+    // A lane has a sector in two words: first a pair of lanes stores the even one's, then the odd
+    // one's.
+    const bool odd = lane % 2 != 0;
+    uint32_t other[4], first[4], second[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      other[i] = __float_as_uint(__shfl_xor_sync(~0u, odd ? g[i] : g[4 + i], 1));
+      first[i] = odd ? other[i] : __float_as_uint(g[i]);
+      second[i] = odd ? __float_as_uint(g[4 + i]) : other[i];
+    }
+    ullage::cuda::ptx::store_words(odd ? to - 4 : to,
+                                   make_uint4(first[0], first[1], first[2], first[3]));
+    ullage::cuda::ptx::store_words(odd ? to + 4 : to + 8,
+                                   make_uint4(second[0], second[1], second[2], second[3]));
   }
 }
 

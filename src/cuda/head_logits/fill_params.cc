@@ -51,6 +51,17 @@ RowOutput output(const MutableVectorView& view) {
 
 }  // namespace
 
+bool is_top_k(const HeadConfig& config, const LossTerm& term) {
+  return term.kind == LossKind::kDistillation &&
+         config.teachers[static_cast<size_t>(term.teacher)].kind == TeacherKind::kTopK;
+}
+bool has_top_k(const HeadConfig& config) {
+  for (const LossTerm& term : config.terms) {
+    if (is_top_k(config, term)) return true;
+  }
+  return false;
+}
+
 void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& outputs,
                 HeadParams& p) {
   const LabelRange labels = label_range(config.options, p.vocab);
@@ -69,15 +80,28 @@ void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& o
     p.wants_smoothing |= t.smoothing > 0;
     p.wants_entropy |= t.wants_metrics;
     if (term.kind != LossKind::kDistillation) continue;
+    if (const Teacher& teacher = config.teachers[static_cast<size_t>(term.teacher)];
+        teacher.kind == TeacherKind::kTopK) {
+      const TeacherInputs none;
+      const bool given = static_cast<size_t>(term.teacher) < inputs.teachers.size();
+      const TeacherInputs& top = given ? inputs.teachers[static_cast<size_t>(term.teacher)] : none;
+      t.top_k = true;
+      t.tail = term.top_k_tail;
+      p.top_k = static_cast<int>(teacher.k);
+      p.top_k_ids = indices(top.ids);
+      p.top_k_log_probs = floats(top.log_probs);
+      p.wants_others |= term.top_k_tail == TopKTail::kTailBin && teacher.k < p.vocab;
+      continue;
+    }
     const MatrixView& teacher = inputs.teachers[static_cast<size_t>(term.teacher)].logits;
     p.teacher = teacher.data;
     p.teacher_stride = teacher.row_stride;
     p.teacher_log2_scale =
         static_cast<float>(config.options.logits_scale / term.temperature * std::numbers::log2e);
     p.wants_cross |= term.divergence == Divergence::kCrossEntropy;
-    p.wants_forward_kl |= term.divergence == Divergence::kForwardKl;
     if (term.divergence == Divergence::kJensenShannon) p.mix_beta = t.beta;
   }
+  p.log2_scale = static_cast<float>(config.options.logits_scale * std::numbers::log2e);
   p.wants_entropy |= static_cast<bool>(outputs.entropy);
   if (inputs.group_entropy) p.wants_entropy = false;
   p.wants_argmax = !outputs.argmax.empty() || !outputs.correct.empty();

@@ -12,6 +12,10 @@ inline bool is_sequence(const LossTerm& term) {
   return term.kind == LossKind::kGspo || term.kind == LossKind::kDpo;
 }
 
+// Distillation from a teacher's k likeliest ids, by this term or by any.
+bool is_top_k(const HeadConfig& config, const LossTerm& term);
+bool has_top_k(const HeadConfig& config);
+
 // Terms, the teacher, and which rows count.
 void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& outputs,
                 HeadParams& p);

@@ -2,6 +2,7 @@
 #include "cuda/head_logits/launch.h"
 #include "cuda/head_logits/row_kernels.h"
 #include "cuda/head_logits/scalars.cuh"
+#include "cuda/head_logits/top_k_kernels.cuh"
 
 namespace ullage::lossk::cuda {
 namespace {
@@ -18,7 +19,8 @@ const void* row_kernel(const RowLaunch& launch, bool softcap) {
   }
 }
 
-// One launch. `early`: may start while the kernel before it runs, and waits itself where it must.
+// One launch. `cluster`: blocks, 0 for a kernel that knows of none. `early`: may start while the
+// kernel before it runs, and waits itself where it must.
 Status start(const char* what, const void* kernel, const HeadParams& params, unsigned grid,
              unsigned threads, int64_t shared_bytes, int cluster, bool early, cudaStream_t stream) {
   cudaLaunchAttribute attributes[2];
@@ -28,7 +30,7 @@ Status start(const char* what, const void* kernel, const HeadParams& params, uns
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = attributes;
-  if (cluster > 1) {
+  if (cluster > 0) {
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
     attributes[config.numAttrs].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
     ++config.numAttrs;
@@ -43,8 +45,24 @@ Status start(const char* what, const void* kernel, const HeadParams& params, uns
   return kCudaOk;
 }
 
+const void* gather_kernel(DType dtype) {
+  if (dtype == DType::kBF16) return reinterpret_cast<const void*>(&gather_top_k<__nv_bfloat16>);
+  if (dtype == DType::kF16) return reinterpret_cast<const void*>(&gather_top_k<__half>);
+  return reinterpret_cast<const void*>(&gather_top_k<float>);
+}
+const void* patch_kernel(DType dtype) {
+  if (dtype == DType::kBF16) return reinterpret_cast<const void*>(&patch_top_k<__nv_bfloat16>);
+  if (dtype == DType::kF16) return reinterpret_cast<const void*>(&patch_top_k<__half>);
+  return reinterpret_cast<const void*>(&patch_top_k<float>);
+}
+
 unsigned blocks_of(int64_t items, int64_t per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
+}
+
+int threads_of(const RowLayout& layout) {
+  if (layout.kernel == RowKernel::kStreamed) return layout.warps * 32;
+  return (layout.warps + (layout.cluster == 1 ? kOtherWarpsAlone : kOtherWarps)) * 32;
 }
 
 // Clusters that fit the device together; each works through every so-many-th row.
@@ -54,7 +72,7 @@ Status count_resident_clusters(const RowLayout& layout, const void* kernel, int&
   attribute.val.clusterDim = {static_cast<unsigned>(layout.cluster), 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(layout.cluster);
-  config.blockDim = static_cast<unsigned>(layout.warps * 32);
+  config.blockDim = static_cast<unsigned>(threads_of(layout));
   config.dynamicSmemBytes = static_cast<size_t>(layout.shared_bytes);
   config.attrs = &attribute;
   config.numAttrs = 1;
@@ -69,12 +87,11 @@ Status count_resident_clusters(const RowLayout& layout, const void* kernel, int&
 }
 
 // `early`: the kernel before this one writes neither logits nor teacher.
-Status start_rows(const HeadParams& params, const RowLaunch& launch, bool early,
-                  cudaStream_t stream) {
-  if (params.n_rows == 0) return kCudaOk;
+Status start_plain_rows(const HeadParams& params, const RowLaunch& launch, bool early,
+                        cudaStream_t stream) {
   const RowLayout& layout = launch.layout;
   const void* kernel = row_kernel(launch, params.softcap > 0);
-  const auto threads = static_cast<unsigned>(layout.warps * 32);
+  const auto threads = static_cast<unsigned>(threads_of(layout));
   int64_t groups = int64_t{launch.n_multiprocessors} * (kResidentWarps / layout.warps);
   if (layout.kernel == RowKernel::kCluster) {
     ULLAGE_RETURN_IF_CUDA_FAILS(
@@ -91,31 +108,51 @@ Status start_rows(const HeadParams& params, const RowLaunch& launch, bool early,
   if (groups > params.n_rows) groups = params.n_rows;
   return start(name_of(layout.kernel).data(), kernel, params,
                static_cast<unsigned>(groups * layout.cluster), threads, layout.shared_bytes,
-               layout.cluster, early, stream);
+               layout.kernel == RowKernel::kCluster ? layout.cluster : 0, early, stream);
+}
+
+// With what a top-k teacher needs before and after.
+Status start_rows(const HeadParams& params, const RowLaunch& launch, bool early,
+                  cudaStream_t stream) {
+  if (params.n_rows == 0) return kCudaOk;
+  if (params.top_k == 0) return start_plain_rows(params, launch, early, stream);
+  const int64_t bitmap_bytes = (params.vocab + 31) / 32 * 4;
+  const void* const gather = gather_kernel(launch.dtype);
+  ULLAGE_RETURN_IF_CUDA_FAILS(
+      "cudaFuncSetAttribute",
+      cudaFuncSetAttribute(gather, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(bitmap_bytes)));
+  ULLAGE_RETURN_IF_REFUSED(start("head_gather_top_k", gather, params,
+                                 static_cast<unsigned>(params.n_rows), kGatherThreads, bitmap_bytes,
+                                 0, false, stream));
+  ULLAGE_RETURN_IF_REFUSED(start_plain_rows(params, launch, early, stream));
+  if (params.gradient == nullptr) return kCudaOk;
+  return start("head_patch_top_k", patch_kernel(launch.dtype), params,
+               blocks_of(params.n_rows, kPatchWarps), 32 * kPatchWarps, 0, 0, false, stream);
 }
 
 }  // namespace
 
 Status launch_census(const HeadParams& params, CUstream_st* stream) {
   return start("head_census", reinterpret_cast<const void*>(&census), params, 1, kScalarThreads, 0,
-               1, false, stream);
+               0, false, stream);
 }
 
 Status launch_sequences(const HeadParams& params, CUstream_st* stream) {
   if (params.n_segments > 0) {
     ULLAGE_RETURN_IF_REFUSED(
         start("head_sum_sequences", reinterpret_cast<const void*>(&sum_sequences), params,
-              static_cast<unsigned>(params.n_segments), kScalarThreads, 0, 1, false, stream));
+              static_cast<unsigned>(params.n_segments), kScalarThreads, 0, 0, false, stream));
   }
   return start("head_slope_sequences", reinterpret_cast<const void*>(&slope_sequences), params,
-               blocks_of(params.n_tok, 256), 256, 0, 1, false, stream);
+               blocks_of(params.n_tok, 256), 256, 0, 0, false, stream);
 }
 
 Status launch_scalars(const HeadParams& params, CUstream_st* stream) {
   const unsigned loss_blocks =
       params.token_loss.data == nullptr ? 0 : blocks_of(params.n_tok, kScalarThreads);
   return start("head_scalars", reinterpret_cast<const void*>(&scalars), params,
-               static_cast<unsigned>(params.n_terms) + loss_blocks, kScalarThreads, 0, 1, true,
+               static_cast<unsigned>(params.n_terms) + loss_blocks, kScalarThreads, 0, 0, true,
                stream);
 }
 

@@ -12,31 +12,42 @@ namespace ullage::lossk::cuda {
 // A launch evaluates every term; a warp gives each term a lane and one shuffle tree adds them up.
 inline constexpr int kMaxTerms = 16;
 
-// A row is cut into at most this many strips of columns, each summed by one warp. The cut depends
-// on V alone, and strip sums are added in strip order, so a row's sums are the same bits whatever
-// kernel, cluster or number of warps computes them.
-inline constexpr int kMaxStrips = 128;
 inline constexpr int kLaneColumns = 8;                  // adjacent columns a lane takes at a time
-inline constexpr int kWarpColumns = 32 * kLaneColumns;  // columns a warp takes at a time
+inline constexpr int kWarpColumns = 32 * kLaneColumns;  // columns a warp takes at a time, a round
+
+// How a row is cut, a function of V, type and family, so that a row's sums are the same bits
+// whatever kernel, cluster or number of warps forms them: into rounds of kWarpColumns, those into
+// strips, each summed by one warp, those into sections, whose strips are added in order; then the
+// sections.
+inline constexpr int kMaxStrips = 256;
+inline constexpr int kMaxSections = 16;  // a cluster has at most as many blocks
+inline constexpr int kMaxColumnWarps = 16;
+// Of a cluster's block: for the terms, the loads and what is sent; of a block alone, without the
+// last.
+inline constexpr int kOtherWarps = 3, kOtherWarpsAlone = 2;
+inline constexpr int kSectionTables = 3;       // of as many rows in a block (cluster_rows.cuh)
+inline constexpr int64_t kRowWordBytes = 112;  // what the terms' warp tells the others (RowWord)
+struct RowCut {
+  int n_rounds = 0;  // the last may be short
+  int n_strips = 1;  // a power of two; strip s starts at round s * n_rounds / n_strips
+  int log2_strips = 0;
+  int strips_per_section = 1;  // a power of two
+};
 
 // What the row kernel sums besides the softmax of the logits, fixed when it is compiled.
 enum class Family : int {
   kLabels,   // no dense teacher
-  kForward,  // sum p ln p, sum p ln q: distillation by cross-entropy or forward KL
+  kForward,  // sum p ln q or sum p ln (q / p): distillation by cross-entropy or by forward KL
   kReverse,  // sum q ln(q / p)
   kMixed,    // any divergences together, Jensen-Shannon among them: one more pass over the row
 };
 inline constexpr int kFamilies = 4;
 
-// Values that a strip brings to an exchange between warps (row_sums.cuh).
+// Values that a strip brings to the two exchanges of a row (row_sums.cuh).
 constexpr int n_sums(Family family) {
-  return family == Family::kLabels    ? 2
-         : family == Family::kForward ? 6
-         : family == Family::kReverse ? 5
-                                      : 4;
+  return family == Family::kLabels ? 2 : family == Family::kMixed ? 4 : 5;
 }
-constexpr int n_mixed_extras(Family family) { return family == Family::kMixed ? 5 : 0; }
-inline constexpr int kCommonExtras = 3;
+constexpr int n_extras(Family family) { return family == Family::kMixed ? 8 : 3; }
 
 // What a row kernel is compiled for.
 template <class T, Family kFamily_, bool kSoftcap_>
@@ -45,7 +56,8 @@ struct RowKind {
   static constexpr Family kFamily = kFamily_;
   static constexpr bool kSoftcap = kSoftcap_;
   static constexpr bool kHasTeacher = kFamily_ != Family::kLabels;
-  static constexpr int kUnroll = kHasTeacher || kSoftcap_ ? 1 : 2;  // vectors under way in a pass
+  // Rounds whose columns a lane holds at a time, where they are whole.
+  static constexpr int kRounds = kSoftcap_ || kHasTeacher ? 1 : sizeof(T) == 2 ? 5 : 2;
 };
 
 struct RowFloats {
@@ -72,6 +84,8 @@ struct TermParams {
   bool census_divisor = false;    // `divisor` is not known before the rows are counted
   bool wants_metrics = false;     // grpo and gspo
   int sequence = -1;              // gspo and dpo: which of the sequence terms this is
+  bool top_k = false;             // distillation from the teacher's k likeliest ids
+  TopKTail tail = TopKTail::kTailBin;
   float smoothing = 0;
   float beta = 0.5f;
   float epsilon_low = 0, epsilon_high = 0;
@@ -111,15 +125,15 @@ struct HeadParams {
   float smoothed_columns = 1;  // of the vocabulary, or of a shard's group
   bool accumulate = false;     // the gradient is added to what `gradient` holds
 
-  // --- How the row is cut (config.h).
-  int strip_columns = 0;  // a multiple of kWarpColumns
-  int n_strips = 0;
-  int last_columns = 0;  // of the last strip
+  // --- How the row is cut and laid over a cluster (config.h).
+  RowCut cut;
   int strips_per_block = 0;
-  int strips_per_warp = 0;    // a warp takes adjacent strips
-  int strip_pitch_bytes = 0;  // a strip in shared memory
-  int row_bytes = 0;          // a block's strips, the teacher's included
-  int partial_bytes = 0;      // the exchanged strip sums
+  int strips_per_warp = 0;      // a warp takes adjacent strips, its span
+  int slots = 0;                // rows that a block of a cluster holds
+  int slot_bytes = 0;           // the teacher's columns included
+  int matrix_bytes = 0;         // of one of them
+  int table_bytes = 0;          // exchanged sums
+  bool in_whole_words = false;  // in a cluster: every row of logits and teacher is in 16-byte words
 
   // --- The algebra.
   float scale = 1;       // a = scale * softcap(z)
@@ -127,8 +141,7 @@ struct HeadParams {
   float teacher_log2_scale = 1;
   float softcap = 0, inverse_softcap = 0;  // 0: none
   float mix_beta = 0.5f;                   // of every Jensen-Shannon term
-  bool wants_cross = false;                // kForward: a term is a cross-entropy
-  bool wants_forward_kl = false;           // kForward: a term is a forward KL
+  bool wants_cross = false;                // kForward: cross-entropy, not forward KL
   bool wants_entropy = false;
   bool wants_argmax = false;
   bool wants_smoothing = false;    // a term smooths its labels
@@ -137,8 +150,8 @@ struct HeadParams {
   bool masked_rows_count = false;  // a term counts the rows whose mask byte is not 0
   int n_terms = 0;
   int n_sequence_terms = 0;
-  int top_k = 0;  // k of a top-k teacher, 0: none
-  TopKTail top_k_tail = TopKTail::kTailBin;
+  int top_k = 0;              // k of a top-k teacher, 0: none
+  bool wants_others = false;  // a term has a bin for the columns that are not among the k
   TermParams terms[kMaxTerms];
 
   // --- Row inputs.
@@ -163,6 +176,12 @@ struct HeadParams {
   float* row_losses = nullptr;     // [n_terms][n]
   float* row_slopes = nullptr;     // [n_sequence_terms][n]: d loss / d lp
   bool slopes_ready = false;       // this launch adds the sequence terms' slopes
+  // With a top-k teacher: the logits of its ids and what the gradient held there, before it is
+  // written; the reference and log2 of the sum of the other columns; what the gradient is made of.
+  float* top_k_logits = nullptr;  // [n][k]
+  float* top_k_held = nullptr;    // [n][k]
+  float* top_k_others = nullptr;  // [n][2]
+  void* row_words = nullptr;      // [n] RowWord
 
   // --- Row outputs.
   RowOutput token_loss, lse, label_log_prob, entropy, shift, log_sum, distance;

@@ -31,6 +31,10 @@ enum SliceName {
   kSegmentTokensSlice,
   kSegmentSumsSlice,
   kSlopesSlice,
+  kTopKLogitsSlice,
+  kTopKHeldSlice,
+  kTopKOthersSlice,
+  kRowWordsSlice,
   kSlices,
 };
 
@@ -44,7 +48,9 @@ struct CudaHeadPlan::State {
   WorkspaceSlice slices[kSlices];
   int64_t workspace_bytes = 0;
   int n_sequence_terms = 0;
-  cuda::RowLaunch launch;
+  // For runs that ask for nothing of a second pass over the row, for those that do, and for rows
+  // that lie on no 16-byte boundary where the first two take whole words.
+  cuda::RowLaunch launch, launch_with_extras, launch_streamed;
 };
 
 namespace {
@@ -80,7 +86,7 @@ Status check_taken(const Shape& shape, const HeadConfig& config, const Request& 
     return {kHeadBadConfig, "terms has " + describe(config.terms.size()) +
                                 " entries; accepted on a GPU: up to " + describe(cuda::kMaxTerms)};
   }
-  const LossTerm* distillation = nullptr;
+  const LossTerm *distillation = nullptr, *top_k = nullptr;  // the first from either teacher
   const LossTerm* jensen_shannon = nullptr;
   for (const LossTerm& term : config.terms) {
     if (term.logits_scale != 1) {
@@ -91,20 +97,31 @@ Status check_taken(const Shape& shape, const HeadConfig& config, const Request& 
       return not_taken(term, "student_temperature", describe(term.student_temperature), "1");
     }
     const Teacher& teacher = config.teachers[static_cast<size_t>(term.teacher)];
+    const LossTerm*& first = teacher.kind == TeacherKind::kTopK ? top_k : distillation;
+    if (first == nullptr) first = &term;
+    if (top_k != nullptr && distillation != nullptr) {
+      return not_taken(term, "teacher", describe(term.teacher),
+                       "one kind of teacher for all terms, logits or top-k");
+    }
+    if (term.teacher != first->teacher) {
+      return not_taken(term, "teacher", describe(term.teacher),
+                       "one teacher for all terms, " + describe(first->teacher));
+    }
+    if (teacher.kind == TeacherKind::kTopK) {
+      if (teacher.k > INT32_MAX) {
+        return not_taken(term, "its teacher's k", describe(teacher.k), "up to 2147483647");
+      }
+      continue;
+    }
     if (teacher.kind != TeacherKind::kLogits) {
       return not_taken(term, "its teacher's kind", describe(static_cast<int>(teacher.kind)),
-                       "0, logits");
+                       "0, logits, or 2, top-k");
     }
     if (teacher.dtype != request.input_dtype) {
       return {kHeadBadDtype, "term '" + term.name + "': its teacher's logits are " +
                                  std::string(name_of(teacher.dtype)) +
                                  "; accepted on a GPU: the logits' " +
                                  std::string(name_of(request.input_dtype))};
-    }
-    if (distillation == nullptr) distillation = &term;
-    if (term.teacher != distillation->teacher) {
-      return not_taken(term, "teacher", describe(term.teacher),
-                       "one teacher for all terms, " + describe(distillation->teacher));
     }
     if (term.temperature != distillation->temperature) {
       return not_taken(term, "temperature", describe(term.temperature),
@@ -121,16 +138,16 @@ Status check_taken(const Shape& shape, const HeadConfig& config, const Request& 
 }
 
 Family family_of(const HeadConfig& config) {
-  bool forward = false, reverse = false, mixed = false;
+  bool cross = false, forward = false, reverse = false, mixed = false;
   for (const LossTerm& term : config.terms) {
-    if (term.kind != LossKind::kDistillation) continue;
-    forward |=
-        term.divergence == Divergence::kCrossEntropy || term.divergence == Divergence::kForwardKl;
+    if (term.kind != LossKind::kDistillation || cuda::is_top_k(config, term)) continue;
+    cross |= term.divergence == Divergence::kCrossEntropy;
+    forward |= term.divergence == Divergence::kForwardKl;
     reverse |= term.divergence == Divergence::kReverseKl;
     mixed |= term.divergence == Divergence::kJensenShannon;
   }
-  if (mixed || (forward && reverse)) return Family::kMixed;
-  if (forward) return Family::kForward;
+  if (mixed || cross + forward + reverse > 1) return Family::kMixed;
+  if (cross || forward) return Family::kForward;
   return reverse ? Family::kReverse : Family::kLabels;
 }
 
@@ -155,12 +172,23 @@ void book_workspace(CudaHeadPlan::State& state) {
   book(state, kSegmentSumsSlice, "sums of each segment",
        int64_t{state.n_sequence_terms} * 2 * n * 8);
   book(state, kSlopesSlice, "slopes of sequence terms", state.n_sequence_terms * n * 4);
+  for (const LossTerm& term : state.config.terms) {
+    if (!cuda::is_top_k(state.config, term)) continue;
+    const int64_t k = state.config.teachers[static_cast<size_t>(term.teacher)].k;
+    book(state, kTopKLogitsSlice, "logits of the teacher's ids", n * k * 4);
+    book(state, kTopKOthersSlice, "sums of the columns that the teacher leaves out", n * 2 * 4);
+    if (state.request.d_logits) {
+      book(state, kTopKHeldSlice, "what the gradient held at the teacher's ids", n * k * 4);
+      book(state, kRowWordsSlice, "what the gradient of each row is made of",
+           n * cuda::kRowWordBytes);
+    }
+    break;
+  }
 }
 
 // How the row lies on the device, and the numbers of the algebra that hold for every row.
 void fill_row(const CudaHeadPlan::State& state, const Inputs& inputs, const Outputs& outputs,
               HeadParams& p) {
-  const cuda::RowLayout& layout = state.launch.layout;
   p.logits = inputs.logits.data;
   p.logits_stride = inputs.logits.row_stride;
   p.gradient = outputs.d_logits.data;
@@ -168,20 +196,36 @@ void fill_row(const CudaHeadPlan::State& state, const Inputs& inputs, const Outp
   p.accumulate = outputs.accumulate;
   p.n_tok = p.n_rows = state.shape.n_tok;
   p.vocab = state.shape.vocab;
-  p.strip_columns = layout.strip_columns;
-  p.n_strips = layout.n_strips;
-  p.last_columns =
-      static_cast<int>(state.shape.vocab - int64_t{layout.n_strips - 1} * layout.strip_columns);
-  p.strips_per_block = layout.strips_per_block;
-  p.strips_per_warp = layout.strips_per_warp;
-  p.strip_pitch_bytes = static_cast<int>(layout.strip_pitch_bytes);
-  p.row_bytes = static_cast<int>(layout.row_bytes);
-  p.partial_bytes = static_cast<int>(layout.partial_bytes);
   const HeadOptions& options = state.config.options;
   p.scale = static_cast<float>(options.logits_scale);
-  p.log2_scale = static_cast<float>(options.logits_scale * std::numbers::log2e);
   p.softcap = static_cast<float>(options.softcap);
   if (options.softcap > 0) p.inverse_softcap = static_cast<float>(1 / options.softcap);
+}
+
+bool in_whole_words(const void* data, int64_t row_stride, int64_t element_bytes) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_stride * element_bytes % 16 == 0;
+}
+
+// The launch that takes these rows; its layout into `p`.
+const cuda::RowLaunch& lay_out_rows(const CudaHeadPlan::State& state, HeadParams& p) {
+  const bool extras = p.wants_entropy || p.wants_argmax || p.wants_smoothing;
+  const cuda::RowLaunch* launch = extras ? &state.launch_with_extras : &state.launch;
+  const int64_t element_bytes = size_of(launch->dtype);
+  if (launch->layout.kernel == cuda::RowKernel::kCluster && launch->layout.in_whole_words &&
+      !(in_whole_words(p.logits, p.logits_stride, element_bytes) &&
+        (p.teacher == nullptr || in_whole_words(p.teacher, p.teacher_stride, element_bytes)))) {
+    launch = &state.launch_streamed;
+  }
+  const cuda::RowLayout& layout = launch->layout;
+  p.cut = layout.cut;
+  p.strips_per_block = layout.strips_per_block;
+  p.strips_per_warp = layout.strips_per_warp;
+  p.slots = layout.slots;
+  p.slot_bytes = static_cast<int>(layout.slot_bytes);
+  p.matrix_bytes = static_cast<int>(layout.matrix_bytes);
+  p.table_bytes = static_cast<int>(layout.table_bytes);
+  p.in_whole_words = layout.in_whole_words;
+  return *launch;
 }
 
 void fill_workspace(const CudaHeadPlan::State& state, std::byte* base, HeadParams& p) {
@@ -198,6 +242,10 @@ void fill_workspace(const CudaHeadPlan::State& state, std::byte* base, HeadParam
   slice(kSegmentTokensSlice, p.segment_tokens);
   slice(kSegmentSumsSlice, p.segment_sums);
   slice(kSlopesSlice, p.row_slopes);
+  slice(kTopKLogitsSlice, p.top_k_logits);
+  slice(kTopKHeldSlice, p.top_k_held);
+  slice(kTopKOthersSlice, p.top_k_others);
+  slice(kRowWordsSlice, p.row_words);
   // Segments and pairs that no term of the plan asks for are not counted.
   if (p.segment_tokens == nullptr) {
     p.segments = {};
@@ -214,9 +262,13 @@ int64_t CudaHeadPlan::workspace_bytes() const { return state_->workspace_bytes; 
 const std::vector<Rejection>& CudaHeadPlan::rejections() const { return state_->rejections; }
 
 int CudaHeadPlan::launches() const {
-  const int rows = state_->shape.n_tok > 0 ? 1 : 0;
-  if (state_->n_sequence_terms == 0 || rows == 0) return 2 + rows;
-  return 2 + rows + 2 + (state_->request.d_logits ? rows : 0);
+  if (state_->shape.n_tok == 0) return 2;
+  // A top-k teacher's ids are gathered before the rows, and their gradient patched after.
+  const int gather = state_->slices[kTopKLogitsSlice].bytes > 0 ? 1 : 0;
+  const bool gradient = state_->request.d_logits;
+  const int forward = gather + 1, backward = gather + 1 + (gradient ? gather : 0);
+  if (state_->n_sequence_terms == 0) return 2 + backward;
+  return 2 + forward + 2 + (gradient ? backward : 0);
 }
 
 Status CudaHeadPlan::run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
@@ -235,10 +287,10 @@ cuda::OpenRows cuda::open_rows(const CudaHeadPlan& plan, const Inputs& inputs,
                                const Outputs& outputs, std::byte* workspace) {
   const CudaHeadPlan::State& state = plan.state();
   OpenRows rows;
-  rows.launch = state.launch;
   fill_row(state, inputs, outputs, rows.params);
   fill_vectors(inputs, outputs, rows.params);
   fill_terms(state.config, inputs, outputs, rows.params);
+  rows.launch = lay_out_rows(state, rows.params);
   fill_workspace(state, workspace, rows.params);
   return rows;
 }
@@ -268,12 +320,26 @@ Result<CudaHeadPlan> cuda::plan_with_tuning(const Shape& shape, const HeadConfig
   state->config = config;
   state->request = request;
   const Family family = family_of(config);
-  Result<RowLayout> layout =
-      choose_row_layout(shape.vocab, request.input_dtype, family, options.device, options.kernel,
-                        tuning, state->rejections);
-  if (!layout) return layout.status();
-  state->launch = {*layout, request.input_dtype, family, options.device.n_multiprocessors};
-  state->kernel = name_of(layout->kernel);
+  const auto choose = [&](bool extras, std::string_view kernel,
+                          std::vector<Rejection>& rejections) -> Result<cuda::RowLaunch> {
+    Result<RowLayout> layout = choose_row_layout(shape.vocab, request.input_dtype, family, extras,
+                                                 options.device, kernel, tuning, rejections);
+    if (!layout) return layout.status();
+    return cuda::RowLaunch{*layout, request.input_dtype, family, options.device.n_multiprocessors};
+  };
+  Result<cuda::RowLaunch> launch = choose(false, options.kernel, state->rejections);
+  if (!launch) return launch.status();
+  std::vector<Rejection> unused;
+  state->launch = *launch;
+  const Result<cuda::RowLaunch> with_extras = choose(true, "", unused);
+  const Result<cuda::RowLaunch> streamed =
+      choose(true, name_of(cuda::RowKernel::kStreamed), unused);
+  if (!with_extras) return with_extras.status();
+  if (!streamed) return streamed.status();
+  const bool is_cluster = state->launch.layout.kernel == cuda::RowKernel::kCluster;
+  state->launch_with_extras = is_cluster ? *with_extras : *streamed;
+  state->launch_streamed = *streamed;
+  state->kernel = name_of(state->launch.layout.kernel);
   for (const LossTerm& term : config.terms)
     state->n_sequence_terms += cuda::is_sequence(term) ? 1 : 0;
   book_workspace(*state);

@@ -34,6 +34,10 @@ Status report_census(const Census* device, const LabelRange& labels, CUstream_st
               "segments[" + row + "] is outside 0 to n_segments - 1, and the row has a label"};
     case Fault::kPair:
       return {kHeadBadPairs, "pair " + row + " does not name two existing segments"};
+    case Fault::kTopK:
+      return {kHeadBadTopK, "row " + row +
+                                " of the top-k teacher has an id outside the vocabulary, an id "
+                                "twice or a log-probability above 0"};
     default:
       return {kCudaNonFinite, "row " + row + " has a NaN or +inf logit"};
   }

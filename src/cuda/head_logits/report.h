@@ -14,7 +14,7 @@ namespace ullage::lossk::cuda {
 
 Status check_workspace(std::span<const std::byte> workspace, int64_t needed_bytes);
 
-// Waits for the stream; 586, 625, 692 or 693 with the first refused row, or 620.
+// Waits for the stream; 586, 625, 692, 693 or 694 with the first refused row, or 620.
 Status report_census(const Census* device, const LabelRange& labels, CUstream_st* stream);
 
 }  // namespace ullage::lossk::cuda

@@ -1,4 +1,4 @@
-// The gradient of one strip, from the coefficients of row_terms.cuh.
+// The gradient of adjacent columns, from the coefficients of row_terms.cuh.
 #pragma once
 
 #include "cuda/head_logits/row_terms.cuh"
@@ -16,9 +16,9 @@ struct GradientScales {
 template <Family kFamily>
 __device__ inline GradientScales gradient_scales(const RowSums& row, const RowCoefficients& c) {
   GradientScales s;
-  const float inverse_sum = 1.0f / row.sum;
+  const float inverse_sum = __frcp_rn(row.sum);
   s.student = c.p * inverse_sum;
-  if constexpr (kFamily == Family::kForward) s.teacher = c.teacher * (1.0f / row.teacher_sum);
+  if constexpr (kFamily == Family::kForward) s.teacher = c.teacher * __frcp_rn(row.teacher_sum);
   if constexpr (kFamily == Family::kReverse) {
     const float reverse = c.reverse * kLn2;
     s.slope = reverse * inverse_sum;
@@ -64,34 +64,44 @@ __device__ inline void gradient_of_columns(const HeadParams& p, const RowSums& r
   }
 }
 
-// Writes the gradient of adjacent columns to `to`, rounding once. `held`: the values it is added
-// to, or nullptr. kPlain: no smoothing, nothing held.
-template <class Kind, bool kPlain, class Strip>
+// What the gradient needs of a row.
+struct alignas(16) RowWord {
+  RowSums sums;
+  RowCoefficients c;
+  GradientScales scales;
+  int label;  // a column, or -1
+};
+
+// Writes the gradient of `columns` adjacent columns, the row's `first_column` on, to `to`, rounding
+// once. `held`: the values it is added to, or nullptr. kPlain: no smoothing, nothing held.
+// kAligned: `to` is, and is stored to in whole 16-byte words.
+template <class Kind, bool kPlain, bool kAligned, class Strip>
 __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
-                                     const Strip& teacher, typename Kind::Element* to,
-                                     bool to_aligned, const typename Kind::Element* held,
-                                     int64_t first_column, int64_t label, const RowSums& row,
-                                     const RowCoefficients& c, const GradientScales& scales,
-                                     int lane) {
-  // The label's column, counted from this lane's first.
-  const int label_at = static_cast<int>(label - first_column) - lane * kLaneColumns;
-  for_each_vector<kPlain ? Kind::kUnroll : 1>(student, lane, [&](int column) {
+                                     const Strip& teacher, int columns, typename Kind::Element* to,
+                                     const typename Kind::Element* held, int first_column,
+                                     const RowWord& row, int lane) {
+  using T = typename Kind::Element;
+  // The label's column is written once more, so that the loop need not look for it.
+  constexpr bool kPatched = kPlain && Strip::kKept && !Kind::kSoftcap;
+  const int label = row.label - first_column;
+  const auto write = [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
+    const int valid = kTail ? columns - column : kLaneColumns;
+    if (kTail && valid <= 0) return;
     float x[8], t[8], g[8];
-    load_logits<Kind>(p, student, column, x);
-    if constexpr (Kind::kHasTeacher) unpack(teacher.load(column), t);
-    gradient_of_columns<Kind::kFamily>(p, row, c, scales, x, t, g);
+    unpack_logits<Kind>(p, mine, valid, x);
+    if constexpr (Kind::kHasTeacher) unpack(others, t);
+    gradient_of_columns<Kind::kFamily>(p, row.sums, row.c, row.scales, x, t, g);
     if constexpr (!kPlain) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (column + i >= student.n) continue;
-        g[i] -= c.uniform * float_at(p.class_weights, first_column + column + i, 1);
+        if (i >= valid) continue;
+        g[i] -= row.c.uniform * float_at(p.class_weights, first_column + column + i, 1);
       }
     }
-    const int hit = label_at - (column - lane * kLaneColumns);
-    if (static_cast<unsigned>(hit) < kLaneColumns) {
+    if constexpr (!kPatched) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (i == hit) g[i] -= c.label;
+        if (column + i == label) g[i] -= row.c.label;
       }
     }
     if constexpr (Kind::kSoftcap) {
@@ -104,13 +114,99 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
     if constexpr (!kPlain) {
       if (held != nullptr) {
         float before[8];
-        unpack(load_vector(held + column, student.n - column, is_aligned(held)), before);
+        unpack(load_vector(held + column, valid, kAligned), before);
 #pragma unroll
         for (int i = 0; i < 8; ++i) g[i] += before[i];
       }
     }
-    store_vector(to + column, g, student.capacity(column), to_aligned);
-  });
+    if constexpr (kAligned && !kTail) {
+      store_whole(to + column, g, lane);
+    } else {
+      store_vector(to + column, g, valid, kAligned);
+    }
+  };
+  for_each_vector<Kind, kPlain ? Kind::kRounds : 1>(student, teacher, columns, lane, write);
+  if (kPatched && label >= 0 && label < columns && label / kLaneColumns % 32 == lane) {
+    const int column = label - label % kLaneColumns;
+    float x[8], t[8], g[8];
+    unpack(student.load_tail(column, columns), x);
+    if constexpr (Kind::kHasTeacher) unpack(teacher.load_tail(column, columns), t);
+    gradient_of_columns<Kind::kFamily>(p, row.sums, row.c, row.scales, x, t, g);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i == label % kLaneColumns) g[i] -= row.c.label;
+    }
+    store_vector(to + column, g, columns - column, kAligned);
+  }
+}
+
+// The same where logits, teacher and gradient all start `shift` columns into a 16-byte word of
+// theirs: by whole words, and column by column where one is shared with a neighbour.
+template <class Kind, class Strip>
+__device__ inline void span_gradient_in_words(const HeadParams& p, const Strip& student,
+                                              const Strip& teacher, int columns,
+                                              typename Kind::Element* to, int first_column,
+                                              const RowWord& row, int lane) {
+  const int label = row.label - first_column;
+  for (int column = lane * kLaneColumns - student.shift; column < columns; column += kWarpColumns) {
+    float x[8], t[8], g[8];
+    unpack(student.words_at(column + student.shift), x);
+    if constexpr (Kind::kHasTeacher) unpack(teacher.words_at(column + student.shift), t);
+    gradient_of_columns<Kind::kFamily>(p, row.sums, row.c, row.scales, x, t, g);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (column + i == label) g[i] -= row.c.label;
+    }
+    if (column >= 0 && column + kLaneColumns <= columns) {
+      store_vector(to + column, g, kLaneColumns, true);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (column + i >= 0 && column + i < columns) {
+          to[column + i] = from_float<typename Kind::Element>(g[i]);
+        }
+      }
+    }
+  }
+}
+
+// One row's gradient over a warp's span, which starts at `first_column` and is written to `to`.
+template <class Kind, class Strip>
+__device__ inline void write_gradient(const HeadParams& p, const Strip& student,
+                                      const Strip& teacher, int columns, typename Kind::Element* to,
+                                      int first_column, const RowWord& word, int lane) {
+  const bool plain = word.c.uniform == 0 && !p.accumulate;
+  const typename Kind::Element* held = p.accumulate ? to : nullptr;
+  if constexpr (Strip::kAligned) {
+    if (is_aligned(to)) {
+      if (plain) {
+        span_gradient<Kind, true, true>(p, student, teacher, columns, to, nullptr, first_column,
+                                        word, lane);
+      } else {
+        span_gradient<Kind, false, true>(p, student, teacher, columns, to, held, first_column, word,
+                                         lane);
+      }
+      return;
+    }
+  } else if constexpr (Strip::kKept && !Kind::kSoftcap) {
+    const auto shift = static_cast<int>(reinterpret_cast<uintptr_t>(to) % 16 / sizeof(*to));
+    if (plain && shift == student.shift && (!Kind::kHasTeacher || shift == teacher.shift)) {
+      span_gradient_in_words<Kind>(p, student, teacher, columns, to, first_column, word, lane);
+      return;
+    }
+  }
+  span_gradient<Kind, false, false>(p, student, teacher, columns, to, held, first_column, word,
+                                    lane);
+}
+
+// The gradient of a row that no term counts.
+template <class T>
+__device__ inline void clear_gradient(const HeadParams& p, T* to, int columns, int lane) {
+  if (p.gradient == nullptr || p.accumulate) return;
+  const float zeros[8] = {};
+  for (int c = lane * kLaneColumns; c < columns; c += kWarpColumns) {
+    store_vector(to + c, zeros, columns - c, is_aligned(to));
+  }
 }
 
 }  // namespace ullage::lossk::cuda

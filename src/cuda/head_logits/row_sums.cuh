@@ -1,12 +1,14 @@
-// What a row's strips are reduced to, and how: one warp a strip, a butterfly in the warp, then the
-// strips in order. The order is fixed by the vocabulary (params.h, kMaxStrips).
+// What a row's strips are reduced to, and how: each lane sums its own columns, then the warp's
+// lanes are added in a butterfly, then strips and sections (row_fold.cuh). The order is fixed by
+// the vocabulary (params.h, RowCut).
 //
-// Exponentials are taken in base 2 of differences from a maximum that is known before the first of
-// them: with c = scale * log2 e and the reference R = c * max x, rounded, u = x * c - R in one
-// fused multiply-add; v likewise for the teacher. R stands for the maximum everywhere, so its own
-// rounding cancels. A strip's sums are taken from the strip's own maximum and brought to the row's
-// when the strips are added up, so one exchange between warps does. A large common offset costs
-// nothing, and equal rows give equal bits.
+// Exponentials are taken in base 2 of differences from a reference that is known before the first
+// of them: with c = scale * log2 e and R = c * x_0, rounded, u = x * c - R in one fused
+// multiply-add; v likewise for the teacher. R stands for x_0 everywhere, so its own rounding
+// cancels, and a large common offset costs nothing. A lane's x_0 is the maximum of its columns of
+// the strip, which it goes through once before: no sum is ever rescaled on the way, and nothing
+// depends on how many columns are taken at a time. A lane's sums are then brought to the strip's
+// maximum, a strip's to the section's, a section's to the row's.
 #pragma once
 
 #include "cuda/head_logits/element.cuh"
@@ -19,15 +21,13 @@ __device__ inline float float_at(const RowFloats& v, int64_t i, float otherwise)
   return v.data == nullptr ? otherwise : v.data[i * v.stride];
 }
 
-// What a strip brings to the first exchange, kMaxStrips floats each.
+// What a strip, a section and a row bring to the first exchange: values and their order in it.
 enum SumPartial : int {
   kMax = 0,         // max x
   kSum = 1,         // sum 2^u
   kTeacherMax = 2,  // with a teacher
   kTeacherSum = 3,  // sum 2^v
-  kCross = 4,       // kForward: sum 2^v u
-  kForwardKl = 5,   // kForward: sum 2^v (u - v)
-  kReverseKl = 4,   // kReverse: sum 2^u (u - v)
+  kLogSum = 4,      // kForward: sum 2^v u or sum 2^v (u - v); kReverse: sum 2^u (u - v)
 };
 template <Family kFamily>
 inline constexpr int kSums = n_sums(kFamily);
@@ -45,9 +45,9 @@ enum ExtraPartial : int {
   kStudentFromMix = 7,  // sum q log (q / m)
 };
 template <Family kFamily>
-inline constexpr int kMixedExtras = n_mixed_extras(kFamily);
+inline constexpr int kExtras = n_extras(kFamily);
 
-// The row's totals; the same in every thread of every block that works on the row.
+// The row's totals; the same in every lane of every warp that evaluates its terms.
 struct RowSums {
   float stored_max = 0;  // before the softcap
   float max = 0, reference = 0, sum = 1, log2_sum = 0;
@@ -77,146 +77,115 @@ __device__ inline float softcapped(const HeadParams& p, float z) {
   return p.softcap * tanhf(z * p.inverse_softcap);
 }
 
+// The columns from `valid` on stay -inf.
+__device__ inline void soften(const HeadParams& p, float (&x)[8], int valid) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < valid) x[i] = softcapped(p, x[i]);
+  }
+}
+
 // The reference of a maximum; that of nothing but -inf is 0, so that its columns stay -inf.
 __device__ inline float reference_of(float max, float log2_scale) {
   return max == minus_infinity<float>() ? 0.0f : max * log2_scale;
 }
 
-// A lane's share of the strips: lane, lane + 32, ...
-inline constexpr int kLaneStrips = kMaxStrips / 32;
-
-// The maximum of the strips, and what each of this lane's strips' sums is multiplied by (2^shift)
-// to stand for the row's maximum.
-struct StripShifts {
-  float stored_max, max, reference;
-  float shift[kLaneStrips], weight[kLaneStrips];
-};
-template <class Cap>
-__device__ inline StripShifts shifts_of(const float* maxima, int n_strips, float log2_scale,
-                                        int lane, const Cap& cap) {
-  StripShifts s;
-  float mine[kLaneStrips];
-  float largest = minus_infinity<float>();
-#pragma unroll
-  for (int i = 0; i < kLaneStrips; ++i) {
-    const int strip = i * 32 + lane;
-    mine[i] = strip < n_strips ? maxima[strip] : minus_infinity<float>();
-    largest = ullage::cuda::ptx::max_nan(largest, mine[i]);
-  }
-  s.stored_max = warp_max(largest);
-  s.max = cap(s.stored_max);
-  s.reference = s.max * log2_scale;
-#pragma unroll
-  for (int i = 0; i < kLaneStrips; ++i) {
-    const bool empty = i * 32 + lane >= n_strips || cap(mine[i]) == minus_infinity<float>();
-    s.shift[i] = empty ? 0.0f : cap(mine[i]) * log2_scale - s.reference;
-    s.weight[i] = empty ? 0.0f : ullage::cuda::ptx::exp2_approx(s.shift[i]);
-  }
-  return s;
-}
+// The sums of some of a row's columns, relative to references that stand beside them.
 template <class Kind>
-__device__ inline StripShifts shifts_of(const HeadParams& p, const float* maxima, int lane) {
-  return shifts_of(maxima, p.n_strips, p.log2_scale, lane,
-                   [&](float x) { return Kind::kSoftcap ? softcapped(p, x) : x; });
-}
-__device__ inline StripShifts teacher_shifts_of(const HeadParams& p, const float* maxima,
-                                                int lane) {
-  return shifts_of(maxima, p.n_strips, p.teacher_log2_scale, lane, [](float x) { return x; });
-}
+struct RelativeSums {
+  float sum = 0, teacher_sum = 0, log_sum = 0;
 
-// sum over strips of weight * value(strip, i), in strip order by every warp for itself.
-template <class Value>
-__device__ inline float fold(const float (&weight)[kLaneStrips], int n_strips, int lane,
-                             const Value& value) {
-  float x = 0;
-#pragma unroll
-  for (int i = 0; i < kLaneStrips; ++i) {
-    const int strip = i * 32 + lane;
-    if (strip < n_strips) x = fmaf(weight[i], value(strip, i), x);
-  }
-  return warp_sum(x);
-}
-__device__ inline float fold_sum(const float* partial, int n_strips, int lane) {
-  float x = 0;
-#pragma unroll
-  for (int i = 0; i < kLaneStrips; ++i) {
-    if (i * 32 + lane < n_strips) x += partial[i * 32 + lane];
-  }
-  return warp_sum(x);
-}
-__device__ inline int fold_min_index(const float* partial, int n_strips, int lane) {
-  int x = 0x7fffffff;
-#pragma unroll
-  for (int i = 0; i < kLaneStrips; ++i) {
-    if (i * 32 + lane < n_strips) x = min(x, __float_as_int(partial[i * 32 + lane]));
-  }
-  return __reduce_min_sync(~0u, x);
-}
-
-// A strip kept in shared memory: it starts at a multiple of 16 bytes and is filled up with -inf to
-// a multiple of kWarpColumns, so that it is read without a question asked.
-template <class T>
-struct KeptStrip {
-  const T* columns;
-  int n;
-
-  __device__ bool holds(int) const { return true; }
-  __device__ int capacity(int) const { return kLaneColumns; }  // from a column on
-  __device__ Vector<T> load(int column) const {
-    Vector<T> v;
-#pragma unroll
-    for (int i = 0; i < kWordsOf<T>; ++i) {
-      v.words[i] = reinterpret_cast<const uint4*>(columns + column)[i];
+  // From references R, T to R - by, T - teacher_by.
+  __device__ void shift(bool cross, float by, float teacher_by) {
+    const float weight = ullage::cuda::ptx::exp2_approx(by);
+    if constexpr (Kind::kHasTeacher) {
+      const float teacher_weight = ullage::cuda::ptx::exp2_approx(teacher_by);
+      if constexpr (Kind::kFamily == Family::kForward) {
+        log_sum = teacher_weight * fmaf(cross ? by : by - teacher_by, teacher_sum, log_sum);
+      }
+      if constexpr (Kind::kFamily == Family::kReverse) {
+        log_sum = weight * fmaf(by - teacher_by, sum, log_sum);
+      }
+      teacher_sum *= teacher_weight;
     }
-    return v;
+    sum *= weight;
   }
 };
 
-// A strip where the caller put it.
-template <class T>
-struct StreamedStrip {
-  const T* columns;
-  int n;
-  bool aligned;
-
-  __device__ bool holds(int column) const { return column < n; }
-  __device__ int capacity(int column) const { return n - column; }
-  __device__ Vector<T> load(int column) const {
-    return load_vector(columns + column, n - column, aligned);
-  }
+// What one strip, or one section, brings to the first exchange: sums relative to its own maxima.
+template <class Kind>
+struct StripSums {
+  float max = minus_infinity<float>(), teacher_max = minus_infinity<float>();
+  RelativeSums<Kind> sums;
 };
 
-// Calls step(column) for each of this lane's vectors of a strip, in ascending order. kUnroll: how
-// many a warp has under way; with few warps on a multiprocessor one hides little of a step's
-// latency.
-template <int kUnroll, class Strip, class Step>
-__device__ inline void for_each_vector(const Strip& strip, int lane, const Step& step) {
-#pragma unroll kUnroll
-  for (int start = 0; start < strip.n; start += kWarpColumns) {
-    const int column = start + lane * kLaneColumns;
-    if (strip.holds(column)) step(column);
-  }
+// The reference of a student's stored maximum.
+template <class Kind>
+__device__ inline float student_reference(const HeadParams& p, float max) {
+  return reference_of(Kind::kSoftcap ? softcapped(p, max) : max, p.log2_scale);
+}
+__device__ inline float teacher_reference(const HeadParams& p, float max) {
+  return reference_of(max, p.teacher_log2_scale);
+}
+// How far the sums beside `max` are from those beside `to`. Nothing but -inf has no reference,
+// unless a softcap makes it finite.
+template <class Kind>
+__device__ inline float student_shift(const HeadParams& p, float max, float to) {
+  return max == minus_infinity<float>() && !Kind::kSoftcap
+             ? 0.0f
+             : student_reference<Kind>(p, max) - student_reference<Kind>(p, to);
+}
+__device__ inline float teacher_shift(const HeadParams& p, float max, float to) {
+  return max == minus_infinity<float>() ? 0.0f
+                                        : teacher_reference(p, max) - teacher_reference(p, to);
 }
 
-template <class Kind, class Strip>
-__device__ inline void load_logits(const HeadParams& p, const Strip& strip, int column,
-                                   float (&x)[8]) {
-  unpack(strip.load(column), x);
-  if constexpr (Kind::kSoftcap) {
+// Calls step<k>(first) for rounds first .. first + k - 1, ascending up to round n: k is kMost while
+// so many are left, then 2, then 1. `n`: the same in every lane.
+template <int kMost, class Step>
+__device__ inline void in_groups(int n, const Step& step, int first = 0) {
+#pragma unroll 1
+  for (; n - first >= kMost; first += kMost) step.template operator()<kMost>(first);
+  if constexpr (kMost > 1) in_groups<(kMost > 2 ? 2 : 1)>(n, step, first);
+}
+
+// Calls step<kTail>(column, student's eight, teacher's eight) for each of this lane's vectors of a
+// strip, ascending; kTail: in the strip's last round, which is short, so that columns at and past
+// `columns` may be among them, as -inf. At most kMost vectors of each are loaded ahead.
+//
+// A Strip has `load(column)` and, for the last round, `load_tail(column, columns)`; where it is
+// kAligned, a load is of whole 16-byte words.
+template <class Kind, int kMost, class Strip, class Step>
+__device__ inline void for_each_vector(const Strip& student, const Strip& teacher, int columns,
+                                       int lane, const Step& step) {
+  using Eight = Vector<typename Kind::Element>;
+  const int whole = columns / kWarpColumns;
+  const auto column_of = [&](int round) { return round * kWarpColumns + lane * kLaneColumns; };
+  in_groups<Strip::kAligned ? kMost : 1>(whole, [&]<int k>(int first) {
+    Eight mine[k], others[k];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      // The columns past the row stay -inf.
-      x[i] = column + i < strip.n ? softcapped(p, x[i]) : minus_infinity<float>();
+    for (int r = 0; r < k; ++r) {
+      mine[r] = student.load(column_of(first + r));
+      if constexpr (Kind::kHasTeacher) others[r] = teacher.load(column_of(first + r));
     }
-  }
+#pragma unroll
+    for (int r = 0; r < k; ++r) {
+      step.template operator()<false>(column_of(first + r), mine[r], others[r]);
+    }
+  });
+  if (columns % kWarpColumns == 0) return;
+  const Eight mine = student.load_tail(column_of(whole), columns);
+  Eight others;
+  if constexpr (Kind::kHasTeacher) others = teacher.load_tail(column_of(whole), columns);
+  step.template operator()<true>(column_of(whole), mine, others);
 }
 
-// The maximum of a strip's stored columns; in every lane.
-template <class T, class Strip>
-__device__ inline float strip_max(const Strip& strip, int lane) {
-  RunningMax<T> running;
-  for_each_vector<4>(strip, lane, [&](int column) { running.add(strip.load(column)); });
-  return warp_max(running.value());
+// Logits as the softmax takes them; `valid` of them.
+template <class Kind>
+__device__ inline void unpack_logits(const HeadParams& p, const Vector<typename Kind::Element>& v,
+                                     int valid, float (&x)[8]) {
+  unpack(v, x);
+  if constexpr (Kind::kSoftcap) soften(p, x, valid);
 }
 
 // Pairs first: three roundings for eight columns.
@@ -224,71 +193,84 @@ __device__ inline float tree_sum(const float (&e)[8]) {
   return ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
 }
 
-// What one strip brings to the first exchange.
-struct StripSums {
-  float max = 0, sum = 0, teacher_max = 0, teacher_sum = 0, cross = 0, kl = 0;
-};
-
-template <class Kind, class Strip>
-__device__ inline StripSums strip_sums(const HeadParams& p, const Strip& student,
-                                       const Strip& teacher, int lane) {
-  constexpr Family kFamily = Kind::kFamily;
-  using T = typename Kind::Element;
-  StripSums s;
-  s.max = strip_max<T>(student, lane);
-  const float reference = reference_of(Kind::kSoftcap ? softcapped(p, s.max) : s.max, p.log2_scale);
-  float teacher_reference = 0;
-  if constexpr (Kind::kHasTeacher) {
-    s.teacher_max = strip_max<T>(teacher, lane);
-    teacher_reference = reference_of(s.teacher_max, p.teacher_log2_scale);
+// Adds eight columns to a lane's sums; `valid`: of them.
+template <class Kind>
+__device__ inline void add_columns(const HeadParams& p,
+                                   const Vector<typename Kind::Element>& student,
+                                   const Vector<typename Kind::Element>& teacher, int valid,
+                                   float reference, float teacher_reference,
+                                   RelativeSums<Kind>& sums) {
+  using ullage::cuda::ptx::exp2_approx;
+  float x[8], e[8];
+  unpack_logits<Kind>(p, student, valid, x);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    x[i] = fmaf(x[i], p.log2_scale, -reference);
+    e[i] = exp2_approx(x[i]);
   }
-  for_each_vector<Kind::kUnroll>(student, lane, [&](int column) {
-    float x[8], e[8];
-    load_logits<Kind>(p, student, column, x);
+  sums.sum += tree_sum(e);
+  if constexpr (Kind::kHasTeacher) {
+    float t[8], et[8];
+    unpack(teacher, t);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      x[i] = fmaf(x[i], p.log2_scale, -reference);
-      e[i] = ullage::cuda::ptx::exp2_approx(x[i]);
+      t[i] = fmaf(t[i], p.teacher_log2_scale, -teacher_reference);
+      et[i] = exp2_approx(t[i]);
     }
-    s.sum += tree_sum(e);
-    if constexpr (Kind::kHasTeacher) {
-      float t[8], et[8];
-      unpack(teacher.load(column), t);
+    sums.teacher_sum += tree_sum(et);
+    // Columns without probability are left out: 0 * log 0 is 0.
+    if constexpr (Kind::kFamily == Family::kForward) {
+      // 1, or 0 for a cross-entropy.
+      const float with_teacher = p.wants_cross ? 0.0f : 1.0f;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        t[i] = fmaf(t[i], p.teacher_log2_scale, -teacher_reference);
-        et[i] = ullage::cuda::ptx::exp2_approx(t[i]);
+        if (et[i] > 0) sums.log_sum = fmaf(et[i], fmaf(-with_teacher, t[i], x[i]), sums.log_sum);
       }
-      s.teacher_sum += tree_sum(et);
-      // Columns without probability are left out: 0 * log 0 is 0.
-      if constexpr (kFamily == Family::kForward) {
-        if (p.wants_cross) {
+    } else if constexpr (Kind::kFamily == Family::kReverse) {
 #pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            if (et[i] > 0) s.cross = fmaf(et[i], x[i], s.cross);
-          }
-        }
-        if (p.wants_forward_kl) {
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            if (et[i] > 0) s.kl = fmaf(et[i], x[i] - t[i], s.kl);
-          }
-        }
-      } else if constexpr (kFamily == Family::kReverse) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if (e[i] > 0) s.kl = fmaf(e[i], x[i] - t[i], s.kl);
-        }
+      for (int i = 0; i < 8; ++i) {
+        if (e[i] > 0) sums.log_sum = fmaf(e[i], x[i] - t[i], sums.log_sum);
       }
     }
-  });
-  s.sum = warp_sum(s.sum);
-  if constexpr (Kind::kHasTeacher) {
-    s.teacher_sum = warp_sum(s.teacher_sum);
-    if constexpr (kFamily == Family::kForward) s.cross = warp_sum(s.cross);
-    if constexpr (kFamily != Family::kMixed) s.kl = warp_sum(s.kl);
   }
-  return s;
+}
+
+// One strip, by a warp; in every lane.
+template <class Kind, class Strip>
+__device__ inline StripSums<Kind> strip_sums(const HeadParams& p, const Strip& student,
+                                             const Strip& teacher, int columns, int lane) {
+  using T = typename Kind::Element;
+  RunningMax<T> running, teacher_running;
+  for_each_vector<Kind, Kind::kRounds>(
+      student, teacher, columns, lane,
+      [&]<bool kTail>(int, const Vector<T>& mine, const Vector<T>& others) {
+        running.add(mine);
+        if constexpr (Kind::kHasTeacher) teacher_running.add(others);
+      });
+  const float max = running.value(), teacher_max = teacher_running.value();
+  const float reference = student_reference<Kind>(p, max);
+  const float teacher_reference = ullage::lossk::cuda::teacher_reference(p, teacher_max);
+
+  RelativeSums<Kind> sums;
+  for_each_vector<Kind, Kind::kRounds>(
+      student, teacher, columns, lane,
+      [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
+        add_columns<Kind>(p, mine, others, kTail ? columns - column : kLaneColumns, reference,
+                          teacher_reference, sums);
+      });
+
+  StripSums<Kind> total;
+  total.max = warp_max(max);
+  float teacher_by = 0;
+  if constexpr (Kind::kHasTeacher) {
+    total.teacher_max = warp_max(teacher_max);
+    teacher_by = teacher_shift(p, teacher_max, total.teacher_max);
+  }
+  sums.shift(p.wants_cross, student_shift<Kind>(p, max, total.max), teacher_by);
+  total.sums.sum = warp_sum(sums.sum);
+  if constexpr (Kind::kHasTeacher) total.sums.teacher_sum = warp_sum(sums.teacher_sum);
+  if constexpr (kSums<Kind::kFamily> > kLogSum) total.sums.log_sum = warp_sum(sums.log_sum);
+  return total;
 }
 
 // log2 (m / q) for the mixture m = beta p + (1 - beta) q, from log2 (p / q): 0 exactly where they
@@ -305,12 +287,14 @@ struct MixedSums {
 
 template <class Kind, class Strip>
 __device__ inline MixedSums strip_mixed_sums(const HeadParams& p, const Strip& student,
-                                             const Strip& teacher, const RowSums& row, int lane) {
+                                             const Strip& teacher, int columns, const RowSums& row,
+                                             int lane) {
+  using T = typename Kind::Element;
   MixedSums s;
-  for_each_vector<1>(student, lane, [&](int column) {
+  const auto add = [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
     float x[8], t[8];
-    load_logits<Kind>(p, student, column, x);
-    unpack(teacher.load(column), t);
+    unpack_logits<Kind>(p, mine, kTail ? columns - column : kLaneColumns, x);
+    unpack(others, t);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float log_q = fmaf(x[i], p.log2_scale, -row.reference) - row.log2_sum;
@@ -330,7 +314,8 @@ __device__ inline MixedSums strip_mixed_sums(const HeadParams& p, const Strip& s
         s.student_from_mix = fmaf(q, -mix, s.student_from_mix);
       }
     }
-  });
+  };
+  for_each_vector<Kind, 1>(student, teacher, columns, lane, add);
   s.cross = warp_sum(s.cross);
   s.forward = warp_sum(s.forward);
   s.reverse = warp_sum(s.reverse);
@@ -346,12 +331,14 @@ struct ExtraSums {
 };
 
 template <class Kind, class Strip>
-__device__ inline ExtraSums strip_extra_sums(const HeadParams& p, const Strip& student,
+__device__ inline ExtraSums strip_extra_sums(const HeadParams& p, const Strip& student, int columns,
                                              int64_t first_column, const RowSums& row, int lane) {
+  using T = typename Kind::Element;
+  using StudentOnly = RowKind<T, Family::kLabels, Kind::kSoftcap>;
   ExtraSums s;
-  for_each_vector<1>(student, lane, [&](int column) {
+  const auto add = [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>&) {
     float x[8];
-    load_logits<Kind>(p, student, column, x);
+    unpack_logits<Kind>(p, mine, kTail ? columns - column : kLaneColumns, x);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if (x[i] == row.max) s.argmax = min(s.argmax, static_cast<int>(first_column) + column + i);
@@ -362,12 +349,13 @@ __device__ inline ExtraSums strip_extra_sums(const HeadParams& p, const Strip& s
     if (p.wants_smoothing) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (column + i >= student.n) continue;
+        if (first_column + column + i >= p.vocab) continue;
         const float w = float_at(p.class_weights, first_column + column + i, 1);
         if (w != 0) s.smooth = fmaf(w, x[i], s.smooth);
       }
     }
-  });
+  };
+  for_each_vector<StudentOnly, 1>(student, student, columns, lane, add);
   s.entropy = warp_sum(s.entropy);
   s.smooth = warp_sum(s.smooth);
   s.argmax = __reduce_min_sync(~0u, s.argmax);

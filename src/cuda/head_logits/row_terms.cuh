@@ -104,14 +104,11 @@ __device__ inline RowInputs load_row_vectors(const HeadParams& p, int64_t row, i
   return in;
 }
 
+// As stored, so that nothing waits for it here.
 template <class T>
-__device__ inline RowInputs load_row_inputs(const HeadParams& p, int64_t row, int64_t label) {
-  RowInputs in = load_row_vectors(p, row, label);
-  if (in.label >= 0) {
-    in.label_logit =
-        to_float(static_cast<const T*>(p.logits)[(row - p.first_row) * p.logits_stride + in.label]);
-  }
-  return in;
+__device__ inline T label_logit(const HeadParams& p, int64_t row, int64_t label) {
+  if (label < 0) return T{};
+  return static_cast<const T*>(p.logits)[(row - p.first_row) * p.logits_stride + label];
 }
 
 __device__ inline float log_sum_exp(const RowSums& row) {
@@ -174,19 +171,24 @@ __device__ inline float divergence_loss(const TermParams& term, const RowSums& r
   }
 }
 
+// What a lane's top-k term comes to (top_k.cuh): its loss, and what it adds to every column's q.
+struct TopKTerm {
+  float loss = 0, dense = 0;
+};
+
 // One term's loss of one row, and what it adds to the coefficients.
-__device__ inline float term_of_row(const HeadParams& p, int t, int64_t row_index, bool mixed,
-                                    const RowInputs& in, const RowSums& row, float term_gain,
-                                    float log_prob, RowCoefficients& add) {
-  const TermParams& term = p.terms[t];
+__device__ inline float term_of_row(const HeadParams& p, const TermParams& term, int64_t row_index,
+                                    bool mixed, const RowInputs& in, const RowSums& row,
+                                    float term_gain, float log_prob, const TopKTerm& top_k,
+                                    RowCoefficients& add) {
   if (!term_counts(p, term, row_index, in)) return 0;
   const float gain = term_gain * in.upstream * p.scale;
   switch (term.kind) {
     case LossKind::kCrossEntropy: {
-      const float share = term.smoothing / p.smoothed_columns;
       const float hit = (1.0f - term.smoothing) * in.class_weight;
-      float loss = -hit * log_prob, target_sum = hit;
+      float loss = -hit * log_prob, target_sum = hit, share = 0;
       if (term.smoothing > 0) {
+        share = term.smoothing / p.smoothed_columns;
         const auto weight_sum = static_cast<float>(p.census->all_class_weights);
         loss = fmaf(share * kLn2, fmaf(weight_sum, row.log2_sum, -row.smooth), loss);
         target_sum = fmaf(share, weight_sum, hit);
@@ -203,6 +205,10 @@ __device__ inline float term_of_row(const HeadParams& p, int t, int64_t row_inde
     }
     case LossKind::kDistillation: {
       const float slope = gain * term.loss_scale;
+      if (term.top_k) {
+        add.p = slope * top_k.dense;
+        return term.loss_scale * top_k.loss;
+      }
       switch (term.divergence) {
         case Divergence::kReverseKl:
           add.reverse = slope;
@@ -248,20 +254,19 @@ __device__ inline float term_of_row(const HeadParams& p, int t, int64_t row_inde
   }
 }
 
-// A lane a term, its gain in that lane; the warp adds them up. `write`: this warp also writes the
-// term's row losses.
+// A lane a term, `term`, its gain in that lane; the warp adds them up, for lane 0. `write`: this
+// warp also writes the term's row losses.
 template <Family kFamily>
-__device__ inline RowCoefficients evaluate_terms(const HeadParams& p, int64_t row_index,
-                                                 const RowInputs& in, const RowSums& row,
-                                                 float gain, float log_prob, int lane, bool write) {
+__device__ inline RowCoefficients evaluate_terms(const HeadParams& p, const TermParams& term,
+                                                 int64_t row_index, const RowInputs& in,
+                                                 const RowSums& row, float gain, float log_prob,
+                                                 const TopKTerm& top_k, int lane, bool write) {
   RowCoefficients c;
   if (lane < p.n_terms) {
-    const float loss =
-        term_of_row(p, lane, row_index, kFamily == Family::kMixed, in, row, gain, log_prob, c);
-    if (p.terms[lane].weight == 0) c = {};
-    if (write && p.terms[lane].sequence < 0) {
-      p.row_losses[lane * p.n_tok + row_index] = loss;
-    }
+    const float loss = term_of_row(p, term, row_index, kFamily == Family::kMixed, in, row, gain,
+                                   log_prob, top_k, c);
+    if (term.weight == 0) c = {};
+    if (write && term.sequence < 0) p.row_losses[lane * p.n_tok + row_index] = loss;
   }
   for (int step = 1; step < p.n_terms; step *= 2) {
     c.p += __shfl_xor_sync(~0u, c.p, step);
@@ -275,17 +280,14 @@ __device__ inline RowCoefficients evaluate_terms(const HeadParams& p, int64_t ro
     }
     if constexpr (kFamily == Family::kMixed) c.mix += __shfl_xor_sync(~0u, c.mix, step);
   }
-  c.p = __shfl_sync(~0u, c.p, 0);
-  c.label = __shfl_sync(~0u, c.label, 0);
-  c.uniform = __shfl_sync(~0u, c.uniform, 0);
-  if constexpr (kFamily == Family::kForward || kFamily == Family::kMixed) {
-    c.teacher = __shfl_sync(~0u, c.teacher, 0);
-  }
-  if constexpr (kFamily == Family::kReverse || kFamily == Family::kMixed) {
-    c.reverse = __shfl_sync(~0u, c.reverse, 0);
-  }
-  if constexpr (kFamily == Family::kMixed) c.mix = __shfl_sync(~0u, c.mix, 0);
   return c;
+}
+template <Family kFamily>
+__device__ inline RowCoefficients evaluate_terms(const HeadParams& p, int64_t row_index,
+                                                 const RowInputs& in, const RowSums& row,
+                                                 float gain, float log_prob, int lane, bool write) {
+  return evaluate_terms<kFamily>(p, p.terms[lane < p.n_terms ? lane : 0], row_index, in, row, gain,
+                                 log_prob, {}, lane, write);
 }
 
 }  // namespace ullage::lossk::cuda

@@ -1,82 +1,126 @@
-// head_rows_sm80_streamed: a block a row, read where it lies. Three reads of a row, of which the
-// second and third hit L1 or L2 while (rows at work) x (row bytes) fit it: 108 blocks of 297 KiB on
-// an A100 do.
+// head_rows_sm80_streamed: a block a row, read where it lies. Three or four reads of a row, all but
+// the first from L1 or L2 while (rows at work) x (row bytes) fit: 108 blocks of 297 KiB on an A100
+// do.
 #pragma once
 
 #include "cuda/head_logits/row_process.cuh"
 
 namespace ullage::lossk::cuda {
 
-template <class Kind>
-struct StreamedStrips {
-  using T = typename Kind::Element;
+// Adjacent columns where the caller put them; kAligned: on a 16-byte boundary.
+template <class T, bool kAligned_>
+struct StreamedStrip {
+  static constexpr bool kAligned = kAligned_, kKept = false;
+  const T* data;
 
-  const HeadParams& p;
-  int64_t row;
-  float* partials;  // [n_partials][kMaxStrips], shared
-  int warp, lane, n_warps;
-
-  __device__ int first() const { return warp * p.strips_per_warp; }
-  __device__ int last() const { return min(first() + p.strips_per_warp, p.n_strips); }
-
-  __device__ StreamedStrip<T> columns_at(const void* data, int64_t stride, int from, int n) const {
-    const T* columns = static_cast<const T*>(data) + (row - p.first_row) * stride +
-                       int64_t{from} * p.strip_columns;
-    return {columns, n, is_aligned(columns)};
+  __device__ Vector<T> load(int column) const {
+    return load_vector(data + column, kLaneColumns, kAligned);
   }
-  __device__ StreamedStrip<T> student(int strip) const {
-    return columns_at(p.logits, p.logits_stride, strip, columns_of(p, strip));
-  }
-  __device__ StreamedStrip<T> teacher(int strip) const {
-    return columns_at(p.teacher, p.teacher_stride, strip, columns_of(p, strip));
-  }
-  __device__ StreamedStrip<T> student_span() const {
-    return columns_at(p.logits, p.logits_stride, first(), columns_between(p, first(), last()));
-  }
-  __device__ StreamedStrip<T> teacher_span() const {
-    return columns_at(p.teacher, p.teacher_stride, first(), columns_between(p, first(), last()));
-  }
-  __device__ T* gradient_span() const {
-    return static_cast<T*>(p.gradient) + (row - p.first_row) * p.gradient_stride +
-           int64_t{first()} * p.strip_columns;
-  }
-  __device__ bool gradient_aligned() const { return is_aligned(gradient_span()); }
-  __device__ void gradient_written() {}
-
-  __device__ void publish_sum(SumPartial which, int strip, float value) {
-    if (lane == 0) partials[which * kMaxStrips + strip] = value;
-  }
-  __device__ void publish_extra(ExtraPartial which, int strip, float value) {
-    if (lane == 0) partials[(kSums<Kind::kFamily> + which) * kMaxStrips + strip] = value;
-  }
-  __device__ void finish_sums() { __syncthreads(); }
-  __device__ void finish_extras() { __syncthreads(); }
-  __device__ const float* sums(SumPartial which) const { return partials + which * kMaxStrips; }
-  __device__ const float* extras(ExtraPartial which) const {
-    return partials + (kSums<Kind::kFamily> + which) * kMaxStrips;
-  }
-  __device__ float gain() const {
-    ullage::cuda::ptx::wait_for_previous_kernel();
-    return lane < p.n_terms ? p.census->gain[lane] : 0.0f;
+  __device__ Vector<T> load_tail(int column, int columns) const {
+    return load_vector(data + column, columns - column, kAligned);
   }
 };
 
 template <class Kind>
 __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ HeadParams p) {
-  extern __shared__ __align__(16) float streamed_partials[];
+  // strips' sums | sections' sums | strips' extras | sections' extras, each [kind][strip or
+  // section]
+  extern __shared__ __align__(16) float streamed_tables[];
+  using T = typename Kind::Element;
+  constexpr int kSumKinds = kSums<Kind::kFamily>, kExtraKinds = kExtras<Kind::kFamily>;
+  constexpr bool kMixed = Kind::kFamily == Family::kMixed;
+  __shared__ alignas(RowWord) std::byte word_bytes[sizeof(RowWord)];  // no constructor runs
+  RowWord& word = reinterpret_cast<RowWord&>(word_bytes);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int n_warps = static_cast<int>(blockDim.x) / 32;
+  const int n_strips = p.cut.n_strips, n_sections = n_strips / p.cut.strips_per_section;
+  float* const sums = streamed_tables;
+  float* const section_table = sums + kSumKinds * n_strips;
+  float* const extras = section_table + kSumKinds * kMaxSections;
+  float* const section_extras = extras + kExtraKinds * n_strips;
+  const int first = warp * p.strips_per_warp, last = first + p.strips_per_warp;
+  const TermParams& term = p.terms[lane < p.n_terms ? lane : 0];
+  float gain = 0;
+  bool gain_known = false;
+  const auto wait_for_census = [&] {
+    if (gain_known) return;
+    ullage::cuda::ptx::wait_for_previous_kernel();
+    gain = lane < p.n_terms ? p.census->gain[lane] : 0.0f;
+    gain_known = true;
+  };
   for (int64_t row = p.first_row + blockIdx.x; row < end_row(p); row += gridDim.x) {
     const int64_t label = stored_label(p, row);
-    StreamedStrips<Kind> strips{p, row, streamed_partials, warp, lane, n_warps};
+    const int span_column = first_column(p, first);
+    T* const to =
+        static_cast<T*>(p.gradient) + (row - p.first_row) * p.gradient_stride + span_column;
+    const int span_columns = columns_between(p, first, last);
     if (!row_counts(p, row, label)) {
-      ullage::cuda::ptx::wait_for_previous_kernel();
-      clear_row<typename Kind::Element>(p, row, strips.first(), strips.last(), warp == 0);
+      wait_for_census();
+      clear_gradient(p, to, span_columns, lane);
+      if (warp == 0) clear_row(p, row, lane);
       continue;
     }
-    const RowInputs in = load_row_inputs<typename Kind::Element>(p, row, label);
-    process_row<Kind>(p, row, in, strips, lane, warp == 0);
-    __syncthreads();  // every warp has read this row's partials
+    // Calls act(student, teacher) with the row from `column` on.
+    const auto with_columns = [&](int64_t column, const auto& act) {
+      const auto at = [&](const void* data, int64_t stride) {
+        return static_cast<const T*>(data) + (row - p.first_row) * stride + column;
+      };
+      const T* const student = at(p.logits, p.logits_stride);
+      const T* const teacher = Kind::kHasTeacher ? at(p.teacher, p.teacher_stride) : nullptr;
+      if (is_aligned(student) && is_aligned(teacher)) {
+        act(StreamedStrip<T, true>{student}, StreamedStrip<T, true>{teacher});
+      } else {
+        act(StreamedStrip<T, false>{student}, StreamedStrip<T, false>{teacher});
+      }
+    };
+    RowInputs in;
+    if (warp == 0) {
+      in = load_row_vectors(p, row, label);
+      in.label_logit = to_float(label_logit<T>(p, row, in.label));
+    }
+    for (int s = first; s < last; ++s) {
+      const int64_t column = first_column(p, s);
+      const int columns = columns_between(p, s, s + 1);
+      with_columns(column, [&](const auto& student, const auto& teacher) {
+        const StripSums<Kind> strip = strip_sums<Kind>(p, student, teacher, columns, lane);
+        if (lane == 0) put_sums(sums, n_strips, s, strip);
+      });
+    }
+    __syncthreads();
+    RowSums total;
+    if (warp == 0) {
+      fold_strips<Kind>(p, sums, n_strips, section_table, lane);
+      total = row_sums<Kind>(p, section_table, n_sections, lane);
+    }
+    if (kMixed || wants_extra(p)) {
+      if (threadIdx.x == 0) word.sums = total;
+      __syncthreads();
+      for (int s = first; s < last; ++s) {
+        const int64_t column = first_column(p, s);
+        const int columns = columns_between(p, s, s + 1);
+        with_columns(column, [&](const auto& student, const auto& teacher) {
+          put_strip_extras<Kind>(p, extras, n_strips, s, student, teacher, columns, column,
+                                 word.sums, lane);
+        });
+      }
+      __syncthreads();
+      if (warp == 0) {
+        fold_extras<Kind>(p, extras, n_strips, section_extras, lane);
+        add_extras<Kind>(section_extras, n_sections, lane, total);
+      }
+    }
+    if (warp == 0) {
+      wait_for_census();
+      const FinishedRow done = finish_row<Kind>(p, term, row, in, total, gain, lane, true);
+      if (lane == 0) word = done.word;
+      write_finished_row<Kind>(p, row, in, done, lane);
+    }
+    __syncthreads();
+    if (p.gradient != nullptr) {
+      with_columns(span_column, [&](const auto& student, const auto& teacher) {
+        write_gradient<Kind>(p, student, teacher, span_columns, to, span_column, word, lane);
+      });
+    }
+    __syncthreads();  // every warp has read this row's word
   }
 }
 

@@ -1,0 +1,194 @@
+// From the strips' sums to the row's: a lane a strip, the lanes of a section in a butterfly; then a
+// lane a section, the warp in a butterfly.
+//
+// A table holds values of kind k of strip or section i at [k * n + i].
+#pragma once
+
+#include "cuda/head_logits/row_sums.cuh"
+
+namespace ullage::lossk::cuda {
+
+__device__ inline bool wants_extra(const HeadParams& p) {
+  return p.wants_entropy || p.wants_argmax || p.wants_smoothing;
+}
+
+template <class Kind>
+__device__ inline void put_sums(float* table, int n, int i, const StripSums<Kind>& s) {
+  table[kMax * n + i] = s.max;
+  table[kSum * n + i] = s.sums.sum;
+  if constexpr (Kind::kHasTeacher) {
+    table[kTeacherMax * n + i] = s.teacher_max;
+    table[kTeacherSum * n + i] = s.sums.teacher_sum;
+  }
+  if constexpr (kSums<Kind::kFamily> > kLogSum) table[kLogSum * n + i] = s.sums.log_sum;
+}
+template <class Kind>
+__device__ inline StripSums<Kind> sums_at(const float* table, int n, int i) {
+  StripSums<Kind> s;
+  s.max = table[kMax * n + i];
+  s.sums.sum = table[kSum * n + i];
+  if constexpr (Kind::kHasTeacher) {
+    s.teacher_max = table[kTeacherMax * n + i];
+    s.sums.teacher_sum = table[kTeacherSum * n + i];
+  }
+  if constexpr (kSums<Kind::kFamily> > kLogSum) s.sums.log_sum = table[kLogSum * n + i];
+  return s;
+}
+
+// Brings sums to the maxima of `to`.
+template <class Kind>
+__device__ inline void bring_to(const HeadParams& p, StripSums<Kind>& s, float max,
+                                float teacher_max) {
+  float teacher_by = 0;
+  if constexpr (Kind::kHasTeacher) teacher_by = teacher_shift(p, s.teacher_max, teacher_max);
+  s.sums.shift(p.wants_cross, student_shift<Kind>(p, s.max, max), teacher_by);
+}
+
+// Strip `i` of the table of `n`, a lane each; returns the section's, in each of its `per_section`
+// lanes. Lanes without a strip bring nothing.
+template <class Kind>
+__device__ inline StripSums<Kind> section_sums(const HeadParams& p, const float* table, int n,
+                                               int i, int per_section) {
+  using ullage::cuda::ptx::max_nan;
+  StripSums<Kind> mine, section;
+  if (i < n) mine = sums_at<Kind>(table, n, i);
+  section.max = mine.max, section.teacher_max = mine.teacher_max;
+  for (int step = 1; step < per_section; step *= 2) {
+    section.max = max_nan(section.max, __shfl_xor_sync(~0u, section.max, step));
+    if constexpr (Kind::kHasTeacher) {
+      section.teacher_max =
+          max_nan(section.teacher_max, __shfl_xor_sync(~0u, section.teacher_max, step));
+    }
+  }
+  bring_to(p, mine, section.max, section.teacher_max);
+  section.sums = mine.sums;
+  for (int step = 1; step < per_section; step *= 2) {
+    section.sums.sum += __shfl_xor_sync(~0u, section.sums.sum, step);
+    if constexpr (Kind::kHasTeacher) {
+      section.sums.teacher_sum += __shfl_xor_sync(~0u, section.sums.teacher_sum, step);
+    }
+    if constexpr (kSums<Kind::kFamily> > kLogSum) {
+      section.sums.log_sum += __shfl_xor_sync(~0u, section.sums.log_sum, step);
+    }
+  }
+  return section;
+}
+
+// All sections of the table of `n` strips into that of sections, by a warp.
+template <class Kind>
+__device__ inline void fold_strips(const HeadParams& p, const float* strips, int n, float* sections,
+                                   int lane) {
+  const int per_section = p.cut.strips_per_section;
+  for (int i = lane; i - lane < n; i += 32) {
+    const StripSums<Kind> section = section_sums<Kind>(p, strips, n, i, per_section);
+    if (i < n && i % per_section == 0) put_sums(sections, kMaxSections, i / per_section, section);
+  }
+  __syncwarp();
+}
+
+// The sections, by a warp; in every lane.
+template <class Kind>
+__device__ inline RowSums row_sums(const HeadParams& p, const float* table, int n_sections,
+                                   int lane) {
+  constexpr Family kFamily = Kind::kFamily;
+  StripSums<Kind> mine;
+  if (lane < n_sections) mine = sums_at<Kind>(table, kMaxSections, lane);
+  RowSums row;
+  row.stored_max = warp_max(mine.max);
+  row.max = Kind::kSoftcap ? softcapped(p, row.stored_max) : row.stored_max;
+  row.reference = row.max * p.log2_scale;
+  if constexpr (Kind::kHasTeacher) {
+    row.teacher_max = warp_max(mine.teacher_max);
+    row.teacher_reference = row.teacher_max * p.teacher_log2_scale;
+  }
+  bring_to(p, mine, row.stored_max, row.teacher_max);
+  row.sum = warp_sum(lane < n_sections ? mine.sums.sum : 0.0f);
+  row.log2_sum = log2f(row.sum);
+  if constexpr (Kind::kHasTeacher) {
+    row.teacher_sum = warp_sum(lane < n_sections ? mine.sums.teacher_sum : 0.0f);
+    row.teacher_log2_sum = log2f(row.teacher_sum);
+  }
+  if constexpr (kFamily == Family::kForward || kFamily == Family::kReverse) {
+    const float log_sum = warp_sum(lane < n_sections ? mine.sums.log_sum : 0.0f);
+    if (kFamily == Family::kReverse) {
+      row.reverse_kl = log_sum;
+    } else if (p.wants_cross) {
+      row.cross = log_sum;
+    } else {
+      row.forward_kl = log_sum;
+    }
+  }
+  return row;
+}
+
+// The second exchange carries plain sums, and the smallest column of the maximum.
+template <class Kind, class Strip>
+__device__ inline void put_strip_extras(const HeadParams& p, float* table, int n, int i,
+                                        const Strip& student, const Strip& teacher, int columns,
+                                        int64_t first_column, const RowSums& row, int lane) {
+  const auto put = [&](ExtraPartial which, float value) {
+    if (lane == 0) table[which * n + i] = value;
+  };
+  if constexpr (Kind::kFamily == Family::kMixed) {
+    const MixedSums s = strip_mixed_sums<Kind>(p, student, teacher, columns, row, lane);
+    put(kMixedCross, s.cross);
+    put(kMixedForward, s.forward);
+    put(kMixedReverse, s.reverse);
+    put(kTeacherFromMix, s.teacher_from_mix);
+    put(kStudentFromMix, s.student_from_mix);
+  }
+  ExtraSums s;
+  if (wants_extra(p)) {
+    s = strip_extra_sums<Kind>(p, student, columns, first_column, row, lane);
+  }
+  put(kEntropy, s.entropy);
+  put(kSmooth, s.smooth);
+  put(kArgmax, __int_as_float(s.argmax));
+}
+
+// As section_sums, of one kind of extras.
+__device__ inline float section_extra(const float* table, int n, int which, int i,
+                                      int per_section) {
+  const bool smallest = which == kArgmax;
+  float value = i < n ? table[which * n + i] : smallest ? __int_as_float(0x7fffffff) : 0.0f;
+  for (int step = 1; step < per_section; step *= 2) {
+    const float other = __shfl_xor_sync(~0u, value, step);
+    value = smallest ? __int_as_float(min(__float_as_int(value), __float_as_int(other)))
+                     : value + other;
+  }
+  return value;
+}
+
+// As fold_strips, of extras.
+template <class Kind>
+__device__ inline void fold_extras(const HeadParams& p, const float* strips, int n, float* sections,
+                                   int lane) {
+  const int per_section = p.cut.strips_per_section;
+  for (int kind = 0; kind < kExtras<Kind::kFamily>; ++kind) {
+    for (int i = lane; i - lane < n; i += 32) {
+      const float value = section_extra(strips, n, kind, i, per_section);
+      if (i < n && i % per_section == 0) sections[kind * kMaxSections + i / per_section] = value;
+    }
+  }
+  __syncwarp();
+}
+
+template <class Kind>
+__device__ inline void add_extras(const float* table, int n_sections, int lane, RowSums& row) {
+  const auto total = [&](ExtraPartial which) {
+    return warp_sum(lane < n_sections ? table[which * kMaxSections + lane] : 0.0f);
+  };
+  if constexpr (Kind::kFamily == Family::kMixed) {
+    row.cross = total(kMixedCross);
+    row.forward_kl = total(kMixedForward);
+    row.reverse_kl = total(kMixedReverse);
+    row.teacher_from_mix = total(kTeacherFromMix);
+    row.student_from_mix = total(kStudentFromMix);
+  }
+  row.entropy = total(kEntropy);
+  row.smooth = total(kSmooth);
+  row.argmax = __reduce_min_sync(
+      ~0u, lane < n_sections ? __float_as_int(table[kArgmax * kMaxSections + lane]) : 0x7fffffff);
+}
+
+}  // namespace ullage::lossk::cuda

@@ -1,0 +1,73 @@
+// What rows bring besides their logits, by a warp that asks for them a row ahead: a lane a vector,
+// so that one load brings them all, and nobody waits for it.
+#pragma once
+
+#include "cuda/head_logits/row_terms.cuh"
+
+namespace ullage::lossk::cuda {
+
+template <class T>
+class RowVectors {
+ public:
+  __device__ RowVectors(const HeadParams& p, int lane) : p_(p), lane_(lane) {
+    if (lane == kUpstream) vector_ = p.upstream_rows;
+    if (lane == kTokenWeight) vector_ = p.token_weights;
+    if (lane == kClassWeight) vector_ = p.class_weights;
+    if (lane == kAdvantage) vector_ = p.advantages;
+    if (lane == kOldLogProb) vector_ = p.old_log_probs;
+    if (lane == kReferenceLogProb) vector_ = p.reference_log_probs;
+    otherwise_ = lane <= kClassWeight ? 1 : 0;
+  }
+
+  // Row `row` is the next to be asked for.
+  __device__ void look_ahead(int64_t row) { stored_label_ = stored_label(p_, row); }
+
+  // Asks for row `row`, which was the last looked ahead to.
+  __device__ void ask(int64_t row) {
+    counts_ = row_counts(p_, row, stored_label_);
+    label_ = column_of_label(p_, stored_label_);
+    value_ = otherwise_;
+    if (!counts_) return;
+    const bool has = vector_.data != nullptr && (lane_ == kUpstream || label_ != kNoLabelHere) &&
+                     (lane_ != kClassWeight || label_ >= 0);
+    if (has) value_ = vector_.data[(lane_ == kClassWeight ? label_ : row) * vector_.stride];
+    label_logit_ = label_logit<T>(p_, row, label_);
+  }
+
+  // Of the row asked for last.
+  __device__ bool counts() const { return counts_; }
+  __device__ RowInputs inputs() const {
+    const auto of = [&](Lane lane) { return __shfl_sync(~0u, value_, lane); };
+    RowInputs in;
+    in.label = label_;
+    in.label_logit = to_float(label_logit_);
+    in.upstream = of(kUpstream);
+    in.token_weight = of(kTokenWeight);
+    in.class_weight = of(kClassWeight);
+    in.advantage = of(kAdvantage);
+    in.old_log_prob = of(kOldLogProb);
+    in.reference_log_prob = of(kReferenceLogProb);
+    return in;
+  }
+
+ private:
+  enum Lane {
+    kUpstream,
+    kTokenWeight,
+    kClassWeight,
+    kAdvantage,
+    kOldLogProb,
+    kReferenceLogProb,
+  };
+
+  const HeadParams& p_;
+  int lane_;
+  RowFloats vector_;  // this lane's
+  float otherwise_;   // where there is none
+  int64_t stored_label_ = -1, label_ = kNoLabelHere;
+  bool counts_ = false;
+  float value_ = 0;
+  T label_logit_{};
+};
+
+}  // namespace ullage::lossk::cuda
