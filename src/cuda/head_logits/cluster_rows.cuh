@@ -5,8 +5,9 @@
 //   16 column warps     each its span of strips: the sums of the next row -> the block's table; the
 //                       gradient of this row, from shared memory to global; the extras of the next
 //                       row, where some are asked for
-//   the send warp       strips to sections -> every block's table; of a block alone, the terms'
-//                       warp makes the sections
+//   the send warp       strips to sections -> every block's table; in small blocks, which are
+//   alone,
+//                       the terms' warp makes the sections
 //   the terms' warp     sections to the row's sums -> terms -> RowWord, and the row's outputs
 //
 // So while sums travel, the column warps write the gradient of the row before: nobody waits for a
@@ -99,20 +100,21 @@ struct ClusterShared {
   __device__ uint32_t loaded(int slot) const { return barrier(11 + slot); }
   __device__ uint32_t emptied(int slot) const { return barrier(11 + p.slots + slot); }
 
+  // Every lane that read what is overwritten, or wrote what is read, arrives itself.
   __device__ void init_barriers() const {
     for (int table = 0; table < kSectionTables; ++table) {
       ptx::barrier_init(sections_there(table), 1);
     }
     for (unsigned n = 0; n < 2; ++n) {
-      ptx::barrier_init(sums_there(n), warps);
+      ptx::barrier_init(sums_there(n), warps * 32);
       ptx::barrier_init(word_there(n), 1);
       ptx::barrier_init(section_extras_there(n), 1);
     }
-    ptx::barrier_init(extras_there(), warps);
+    ptx::barrier_init(extras_there(), warps * 32);
     ptx::barrier_init(row_sums_there(), 1);
     for (int slot = 0; slot < p.slots; ++slot) {
-      ptx::barrier_init(loaded(slot), 1);
-      ptx::barrier_init(emptied(slot), warps);
+      ptx::barrier_init(loaded(slot), 32);
+      ptx::barrier_init(emptied(slot), warps * 32);
     }
     ptx::fence_barrier_init();
     ptx::fence_async_shared();
@@ -187,13 +189,17 @@ class LoadWarp {
     RingCursor slot;
     for (int i = 0; i < rows_.count; ++i) {
       if (i >= p_.slots) ptx::barrier_wait(shared_.emptied(slot.at), slot.parity ^ 1);
-      const bool counted = counts.next(p_, rows_, i, lane_);
+      const uint32_t barrier = shared_.loaded(slot.at);
+      uint32_t bytes = 0;
+      if (counts.next(p_, rows_, i, lane_)) {
+        const int offset = slot.at * p_.slot_bytes;
+        bytes = load(student_, offset, barrier);
+        if (Kind::kHasTeacher) bytes += load(teacher_, offset + p_.matrix_bytes, barrier);
+      }
       if (lane_ == 0) {
-        if (counted) {
-          load(slot.at);
-        } else {
-          ptx::barrier_arrive(shared_.loaded(slot.at));
-        }
+        ptx::barrier_expect(barrier, bytes);
+      } else {
+        ptx::barrier_arrive(barrier);
       }
       __syncwarp();
       student_ += rows_.stride * p_.logits_stride;
@@ -203,26 +209,26 @@ class LoadWarp {
   }
 
  private:
-  // The 16-byte words that a slice lies in.
-  struct Window {
-    const void* from;
-    uint32_t bytes;
-
-    __device__ Window(const T* slice, int columns) {
-      const auto before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(slice) % 16);
-      from = reinterpret_cast<const std::byte*>(slice) - before;
-      bytes = (before + columns * static_cast<uint32_t>(sizeof(T)) + 15) / 16 * 16;
+  // A slice to `offset` of the block's shared memory: whole 16-byte words by the copy engine, and
+  // by the lanes the ends, whose words may reach beyond what is the caller's. Returns the bytes
+  // that the engine counts on the barrier.
+  __device__ uint32_t load(const T* slice, int offset, uint32_t barrier) const {
+    constexpr int kPerWord = 16 / sizeof(T);
+    const auto shift = static_cast<int>(reinterpret_cast<uintptr_t>(slice) % 16 / sizeof(T));
+    const int head = min((kPerWord - shift) % kPerWord, columns_);
+    const int body = (columns_ - head) / kPerWord * kPerWord;
+    const auto bytes = static_cast<uint32_t>(body * sizeof(T));
+    if (lane_ == 0 && bytes > 0) {
+      const uint32_t to = shared_.slots_start + offset + (shift + head) * sizeof(T);
+      ptx::bulk_load(to, slice + head, bytes, barrier);
     }
-  };
-  __device__ void load(int slot) const {
-    const uint32_t barrier = shared_.loaded(slot);
-    const uint32_t to = shared_.slots_start + slot * p_.slot_bytes;
-    const Window student(student_, columns_), teacher(teacher_, columns_);
-    ptx::barrier_expect(barrier, student.bytes + (Kind::kHasTeacher ? teacher.bytes : 0));
-    ptx::bulk_load(to, student.from, student.bytes, barrier);
-    if (Kind::kHasTeacher) {
-      ptx::bulk_load(to + p_.matrix_bytes, teacher.from, teacher.bytes, barrier);
+    if (!p_.in_whole_words) {
+      T* const to = reinterpret_cast<T*>(shared_.base + offset) + shift;
+      const int tail = head + body + lane_ - kPerWord;
+      if (lane_ < head) to[lane_] = slice[lane_];
+      if (lane_ >= kPerWord && tail < columns_) to[tail] = slice[tail];
     }
+    return bytes;
   }
 
   const HeadParams& p_;
@@ -275,7 +281,7 @@ class ColumnWarp {
       }
       if (sums_only) {
         n_summed += counted;
-        release(now.at);
+        ptx::barrier_arrive(shared_.emptied(now.at));
         now.advance(p_.slots);
         continue;
       }
@@ -289,7 +295,7 @@ class ColumnWarp {
           clear_gradient(p_, to_write_, columns_, lane_);
         }
         to_write_ += write_step_;
-        release(before.at);
+        ptx::barrier_arrive(shared_.emptied(before.at));
         before.advance(p_.slots);
       }
       if (counted) {
@@ -318,10 +324,6 @@ class ColumnWarp {
 
   __device__ void wait_for_word(unsigned n) const {
     ptx::barrier_wait(shared_.word_there(n), n / 2 % 2);
-  }
-  __device__ void release(int slot) const {
-    __syncwarp();
-    if (lane_ == 0) ptx::barrier_arrive(shared_.emptied(slot));
   }
 
   // Calls act(student, teacher) with row i's columns in a slot, from column `from` of the span on.
@@ -366,8 +368,7 @@ class ColumnWarp {
           const StripSums<Kind> strip = strip_sums<Kind>(p_, student, teacher, columns, lane_);
           if (lane_ == 0) put_sums(shared_.sums(n), p_.strips_per_block, s, strip);
         });
-    __syncwarp();
-    if (lane_ == 0) ptx::barrier_arrive(shared_.sums_there(n));
+    ptx::barrier_arrive(shared_.sums_there(n));
   }
   __device__ void sum_extras(const RingCursor& slot, int i, unsigned n) {
     ptx::barrier_wait(shared_.row_sums_there(), n % 2);
@@ -377,8 +378,7 @@ class ColumnWarp {
                      put_strip_extras<Kind>(p_, shared_.extras(), p_.strips_per_block, s, student,
                                             teacher, columns, column, row, lane_);
                    });
-    __syncwarp();
-    if (lane_ == 0) ptx::barrier_arrive(shared_.extras_there());
+    ptx::barrier_arrive(shared_.extras_there());
   }
 
   const HeadParams& p_;
@@ -503,7 +503,7 @@ class TermsWarp {
         rows_(rows),
         lane_(lane),
         writes_(ptx::cluster_rank() == 0),
-        is_alone_(ptx::cluster_size() == 1),
+        folds_(!p_.has_send_warp),
         n_sections_(p_.cut.n_strips / p_.cut.strips_per_section) {}
 
   __device__ void run() {
@@ -536,8 +536,9 @@ class TermsWarp {
   __device__ void evaluate(int64_t row, const RowInputs& in, const TermParams& term, float gain,
                            const RingCursor& table, unsigned n) {
     float* const sections = shared_.section_sums(table.at);
-    if (is_alone_) {
-      ptx::barrier_wait(shared_.sums_there(n), n / 2 % 2);
+    // Also: every column warp is done with the word of the row before last.
+    ptx::barrier_wait(shared_.sums_there(n), n / 2 % 2);
+    if (folds_) {
       fold_strips<Kind>(p_, shared_.sums(n), p_.strips_per_block, sections, lane_);
     } else {
       ptx::barrier_wait(shared_.sections_there(table.at), table.parity);
@@ -549,7 +550,7 @@ class TermsWarp {
         ptx::barrier_arrive(shared_.row_sums_there());
       }
       __syncwarp();
-      if (is_alone_) {
+      if (folds_) {
         ptx::barrier_wait(shared_.extras_there(), n % 2);
         fold_extras<Kind>(p_, shared_.extras(), p_.strips_per_block, shared_.section_extras(n),
                           lane_);
@@ -571,8 +572,8 @@ class TermsWarp {
   const ClusterShared<Kind>& shared_;
   const ClusterRowsOf& rows_;
   int lane_;
-  bool writes_;    // the row's outputs
-  bool is_alone_;  // of its cluster
+  bool writes_;  // the row's outputs
+  bool folds_;   // strips to sections: there is no send warp
   int n_sections_;
 };
 
@@ -585,12 +586,11 @@ __global__ void __launch_bounds__((kMaxColumnWarps + kOtherWarps) * 32, 1)
   extern __shared__ __align__(128) std::byte cluster_shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t start = ptx::kept_shared_address(cluster_shared);
-  const int others = ptx::cluster_size() == 1 ? kOtherWarpsAlone : kOtherWarps;
   const ClusterShared<Kind> shared{
       .p = p,
       .base = cluster_shared,
       .has_extras = Kind::kFamily == Family::kMixed || wants_extra(p),
-      .warps = static_cast<int>(blockDim.x) / 32 - others,
+      .warps = p.strips_per_block / p.strips_per_warp,
       .slots_start = start,
       .barriers = start + static_cast<uint32_t>(p.slots * p.slot_bytes + p.table_bytes +
                                                 2 * kRowWordBytes)};
