@@ -631,3 +631,40 @@ def test_a_group_of_one_rank_is_the_whole(dtype, options, tmp_path):
     assert_near(asked, [each.double() for each in whole], rtol=max(2 * torch.finfo(dtype).eps, 2**-19))
     for one, other in zip(asked, told):
         assert torch.equal(one, other)
+
+
+def rank_of_two(rank, folder, dtype):
+    torch.cuda.set_device(rank)
+    dist = torch.distributed
+    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    span = slice(0, V - 1000) if rank == 0 else slice(V - 1000, V)
+    found = []
+    for group in (dist.group.WORLD, VocabShard.of(dist.group.WORLD, span.stop - span.start, "cuda")):
+        torch.manual_seed(0)
+        hidden, weight, targets = make(dtype=dtype)
+        shard = weight.detach()[span].clone().requires_grad_()
+        loss, lse = linear_cross_entropy(hidden, shard, targets, z_loss=0.1, return_lse=True, process_group=group)
+        loss.backward()
+        found.append([each.detach().cpu() for each in (loss, lse, hidden.grad, shard.grad)])
+    torch.save(found, f"{folder}/{rank}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_two_gpus_are_the_whole(dtype, tmp_path):
+    torch.multiprocessing.spawn(rank_of_two, (str(tmp_path), dtype), nprocs=2)
+    first, second = (torch.load(tmp_path / str(rank)) for rank in range(2))
+    torch.manual_seed(0)
+    hidden, weight, targets = make(dtype=dtype)
+    loss, lse = linear_cross_entropy(hidden, weight, targets, z_loss=0.1, return_lse=True)
+    loss.backward()
+    wanted = [each.detach().double().cpu() for each in (loss, lse, hidden.grad, weight.grad)]
+    for asked, told in (first, second):
+        for one, other in zip(asked, told):
+            assert torch.equal(one, other)
+    for of_first, of_second in zip(first[0][:3], second[0][:3]):  # what every rank has alike
+        assert torch.equal(of_first, of_second)
+    found = [*first[0][:3], torch.cat([first[0][3], second[0][3]])]
+    assert_near(found, wanted, rtol=max(2 * torch.finfo(dtype).eps, 2**-19))
