@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the GPU benchmarks, and through PyTorch the peers that LIGER, CCE and QUACK name; records go to FOLDER/*.json. One
-# that fails or cannot be run says so and loses no other. usage: gpu_bench.sh FOLDER [--sweep]
+# that fails, takes longer than ten minutes or cannot be run says so and loses no other. usage: gpu_bench.sh FOLDER [--sweep]
 set -uo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 folder=${1:?usage: gpu_bench.sh FOLDER [--sweep]}
@@ -10,7 +10,7 @@ ran=0 failed=0
 # bench NAME COMMAND...
 bench() {
   echo "== $1"
-  if "${@:2}"; then
+  if timeout 600 "${@:2}"; then
     ran=$((ran + 1))
   else
     echo "FAILED: $1 ended with $?; what it had written stays in $folder"

@@ -5,9 +5,8 @@
 //   16 column warps     each its span of strips: the sums of the next row -> the block's table; the
 //                       gradient of this row, from shared memory to global; the extras of the next
 //                       row, where some are asked for
-//   the send warp       strips to sections -> every block's table; in small blocks, which are
-//   alone,
-//                       the terms' warp makes the sections
+//   the send warp       strips to sections -> every block's table; of a block alone, the terms'
+//                       warp makes the sections
 //   the terms' warp     sections to the row's sums -> terms -> RowWord, and the row's outputs
 //
 // So while sums travel, the column warps write the gradient of the row before: nobody waits for a
@@ -503,7 +502,7 @@ class TermsWarp {
         rows_(rows),
         lane_(lane),
         writes_(ptx::cluster_rank() == 0),
-        folds_(!p_.has_send_warp),
+        is_alone_(ptx::cluster_size() == 1),
         n_sections_(p_.cut.n_strips / p_.cut.strips_per_section) {}
 
   __device__ void run() {
@@ -538,7 +537,7 @@ class TermsWarp {
     float* const sections = shared_.section_sums(table.at);
     // Also: every column warp is done with the word of the row before last.
     ptx::barrier_wait(shared_.sums_there(n), n / 2 % 2);
-    if (folds_) {
+    if (is_alone_) {
       fold_strips<Kind>(p_, shared_.sums(n), p_.strips_per_block, sections, lane_);
     } else {
       ptx::barrier_wait(shared_.sections_there(table.at), table.parity);
@@ -550,7 +549,7 @@ class TermsWarp {
         ptx::barrier_arrive(shared_.row_sums_there());
       }
       __syncwarp();
-      if (folds_) {
+      if (is_alone_) {
         ptx::barrier_wait(shared_.extras_there(), n % 2);
         fold_extras<Kind>(p_, shared_.extras(), p_.strips_per_block, shared_.section_extras(n),
                           lane_);
@@ -572,8 +571,8 @@ class TermsWarp {
   const ClusterShared<Kind>& shared_;
   const ClusterRowsOf& rows_;
   int lane_;
-  bool writes_;  // the row's outputs
-  bool folds_;   // strips to sections: there is no send warp
+  bool writes_;    // the row's outputs
+  bool is_alone_;  // of its cluster
   int n_sections_;
 };
 

@@ -40,8 +40,6 @@ struct RowLayout {
   int strips_per_warp = 0;
   int slots = 0;
   int64_t matrix_bytes = 0, slot_bytes = 0;
-  // Else the terms' warp does its work, so that several small blocks fit a multiprocessor.
-  bool has_send_warp = false;
   bool in_whole_words = false;
   int64_t table_bytes = 0;
   int64_t shared_bytes = 0;  // a block
@@ -106,7 +104,6 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   }
   layout.table_bytes = table_bytes(family, extras, layout.strips_per_block);
   layout.slots = tuning.slots;
-  layout.has_send_warp = cluster > 1 || layout.warps == kMaxColumnWarps;
   layout.in_whole_words = vocab * element_bytes % 16 == 0;
   const int64_t rounds = (int64_t{layout.cut.n_rounds} + cluster - 1) / cluster;
   layout.matrix_bytes = rounds * kWarpColumns * element_bytes + (layout.in_whole_words ? 0 : 16);

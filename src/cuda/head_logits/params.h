@@ -22,8 +22,9 @@ inline constexpr int kWarpColumns = 32 * kLaneColumns;  // columns a warp takes 
 inline constexpr int kMaxStrips = 256;
 inline constexpr int kMaxSections = 16;  // a cluster has at most as many blocks
 inline constexpr int kMaxColumnWarps = 16;
-// Of a cluster's block: for the terms, for the loads and, where there is one, for what is sent.
-inline constexpr int kOtherWarps = 3;
+// Of a cluster's block: for the terms, the loads and what is sent; of a block alone, without the
+// last.
+inline constexpr int kOtherWarps = 3, kOtherWarpsAlone = 2;
 inline constexpr int kSectionTables = 3;       // of as many rows in a block (cluster_rows.cuh)
 inline constexpr int64_t kRowWordBytes = 112;  // what the terms' warp tells the others (RowWord)
 struct RowCut {
@@ -127,12 +128,11 @@ struct HeadParams {
   // --- How the row is cut and laid over a cluster (config.h).
   RowCut cut;
   int strips_per_block = 0;
-  int strips_per_warp = 0;  // a warp takes adjacent strips, its span
-  int slots = 0;            // rows that a block of a cluster holds
-  int slot_bytes = 0;       // the teacher's columns included
-  int matrix_bytes = 0;     // of one of them
-  int table_bytes = 0;      // exchanged sums
-  bool has_send_warp = false;
+  int strips_per_warp = 0;      // a warp takes adjacent strips, its span
+  int slots = 0;                // rows that a block of a cluster holds
+  int slot_bytes = 0;           // the teacher's columns included
+  int matrix_bytes = 0;         // of one of them
+  int table_bytes = 0;          // exchanged sums
   bool in_whole_words = false;  // in a cluster: every row of logits and teacher is in 16-byte words
 
   // --- The algebra.

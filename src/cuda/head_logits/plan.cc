@@ -224,7 +224,6 @@ const cuda::RowLaunch& lay_out_rows(const CudaHeadPlan::State& state, HeadParams
   p.slot_bytes = static_cast<int>(layout.slot_bytes);
   p.matrix_bytes = static_cast<int>(layout.matrix_bytes);
   p.table_bytes = static_cast<int>(layout.table_bytes);
-  p.has_send_warp = layout.has_send_warp;
   p.in_whole_words = layout.in_whole_words;
   return *launch;
 }
