@@ -128,6 +128,27 @@ TEST(CudaHeadPlan, LayoutsFitAndCoverTheRow) {
   }
 }
 
+// What the speeds in bench/NOTES.md rest on: three rows under way, in the smallest cluster.
+TEST(CudaHeadPlan, ThreeRowsOfTheUsualVocabulariesAreUnderWay) {
+  const struct {
+    int64_t vocab;
+    cuda::Family family;
+    int cluster;
+  } cases[] = {{32768, cuda::Family::kLabels, 1},   {128256, cuda::Family::kLabels, 4},
+               {151936, cuda::Family::kLabels, 4},  {262144, cuda::Family::kLabels, 8},
+               {32768, cuda::Family::kForward, 2},  {128256, cuda::Family::kForward, 8},
+               {151936, cuda::Family::kForward, 8}, {262144, cuda::Family::kForward, 16}};
+  for (const auto& each : cases) {
+    std::vector<Rejection> rejections;
+    const auto layout = cuda::choose_row_layout(each.vocab, DType::kBF16, each.family, false,
+                                                CudaDevice{}, "", {}, rejections);
+    ASSERT_TRUE(layout.ok());
+    EXPECT_EQ(layout->cluster, each.cluster) << each.vocab;
+    EXPECT_EQ(layout->slots, cuda::kSlots) << each.vocab;
+    EXPECT_EQ(layout->warps, cuda::kMaxColumnWarps) << each.vocab;
+  }
+}
+
 TEST(CudaHeadPlan, RefusesWhatItsKernelsDoNotTake) {
   const auto code = [](HeadConfig config, Request request, CudaHeadOptions options = {}) {
     return plan_cuda({8, 0, 1000}, config, request, options).status().code();

@@ -24,7 +24,7 @@ constexpr std::string_view name_of(RowKernel kernel) {
   return kernel == RowKernel::kCluster ? "head_rows_sm90_cluster" : "head_rows_sm80_streamed";
 }
 
-// 0: chosen here. What the benchmark sweeps. A slot holds a row; there are at most 8.
+// 0: chosen here. What the benchmark sweeps. A slot holds a row.
 struct Tuning {
   int cluster = 0;
   int warps = 0;
