@@ -54,15 +54,6 @@ __device__ inline void store_words(void* global, uint4 words) {
                "r"(words.z), "r"(words.w));
 }
 
-__device__ inline void prefetch_l2(const void* global) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
-}
-
-// The first `threads` threads of the block, whole warps, meet.
-__device__ inline void sync_warps(uint32_t threads) {
-  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
-}
-
 #if ULLAGE_SM90
 
 __device__ inline uint32_t cluster_rank() {
@@ -142,11 +133,6 @@ __device__ inline void bulk_load(uint32_t shared, const void* global, uint32_t b
           "r"(shared),
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
-}
-__device__ inline void bulk_store(void* global, uint32_t shared, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-               "r"(shared), "r"(bytes)
-               : "memory");
 }
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until the copy engine has read what this thread's committed stores read, the newest kPending of

@@ -45,8 +45,6 @@ struct RowLayout {
   int64_t shared_bytes = 0;  // a block
 };
 
-// CUDA keeps this much of every block's shared memory to itself.
-inline constexpr int64_t kReservedSharedBytes = 1024;
 // 64 registers a thread (__launch_bounds__(512, 2)) leave room for this many warps of the streamed
 // kernel on a multiprocessor.
 inline constexpr int kResidentWarps = 32;
