@@ -15,8 +15,9 @@ from ullage import _arrays
 from ullage import _library as c
 from ullage._table import human_bytes, table
 
-_MATRICES = ("logits", "hidden", "weight", "adapter_a", "adapter_b")
-_VECTORS = (
+# The inputs of a run, as ullage_head_inputs has them, but for the teachers' and n_segments.
+MATRICES = ("logits", "hidden", "weight", "adapter_a", "adapter_b")
+VECTORS = (
     "bias",
     "labels",
     "token_weights",
@@ -135,9 +136,9 @@ class HeadPlan:
         """
         if self.device != "cpu":
             raise ValueError(f"the plan is for {self.device}; run works on the CPU, ullage.torch on tensors anywhere")
-        unknown = sorted(set(inputs) - set(_MATRICES) - set(_VECTORS))
+        unknown = sorted(set(inputs) - set(MATRICES) - set(VECTORS))
         if unknown:
-            raise TypeError(f"run got {', '.join(unknown)}; accepted: {', '.join(_MATRICES + _VECTORS)}")
+            raise TypeError(f"run got {', '.join(unknown)}; accepted: {', '.join(MATRICES + VECTORS)}")
         alive: list[Any] = []
         given = c.Inputs(struct_size=ctypes.sizeof(c.Inputs), n_segments=n_segments, upstream=upstream)
         _fill(given, inputs, alive)

@@ -271,6 +271,9 @@ def joined(
     rows: int,
     detached: bool,
 ) -> tuple[dict[str, Tensor], list[Tensor], str]:
+    """local: the arguments of _tensors."""
+    source, _, _, _, _, labels, *_ = local
+
     def tensors_of() -> tuple[dict[str, Tensor], list[Tensor], int]:
         given, teachers = _tensors(*local)
         return given, teachers, _gradients(given, rows, detached)[1]
@@ -278,8 +281,8 @@ def joined(
     return _group.joined(
         process_group,
         config,
-        local[0],
-        local[5] is not None,
+        source,
+        labels is not None,
         tensors_of,
         n_segments,
         budget_bytes,
@@ -333,11 +336,12 @@ def head_loss(
 ) -> HeadLoss:
     """Any mix of losses, in one pass: {"losses": [{"kind": "cross_entropy"}, {"kind": "z_loss", "weight": 1e-4}]}.
 
-    config: fields of lossk::LossTerm, Teacher and HeadOptions (docs/losses.md), its list of losses alone, or its JSON text. From logits [..., vocab], or from
-    hidden [..., d_model] and weight [vocab, d_model]. inputs: bias, adapter_a, adapter_b; token_weights, mask,
-    advantages, old_log_probs, reference_log_probs, segments, of the labels' shape; class_weights, pairs. teachers:
-    the tensors of config["teachers"] in order: [logits] of a "logits" one, [hidden, weight] of a "hidden" one,
-    [ids, log_probs] of a "top_k" one. returns: of token_loss, lse, log_prob, entropy, argmax, metrics.
+    config: fields of lossk::LossTerm, Teacher and HeadOptions (docs/losses.md), its list of losses alone, or its JSON
+    text. From logits [..., vocab], or from hidden [..., d_model] and weight [vocab, d_model]. inputs: bias, adapter_a,
+    adapter_b; token_weights, mask, advantages, old_log_probs, reference_log_probs, segments, of the labels' shape;
+    class_weights, pairs. teachers: the tensors of config["teachers"] in order: [logits] of a "logits" one,
+    [hidden, weight] of a "hidden" one, [ids, log_probs] of a "top_k" one. returns: of token_loss, lse, log_prob,
+    entropy, argmax, metrics.
 
     process_group: weight (or logits, bias, adapter_b) is this rank's part of the vocabulary, as in
     linear_cross_entropy; of losses of labels and policies.

@@ -12,33 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ullage.head import MATRICES, VECTORS
 from ullage.torch import _plan, _run
 from ullage.torch._plan import D_WEIGHT, Call
 
-# The names of what the losses read. An operation takes those that are given, and then the teachers' tensors in order:
-# the logits of a "logits" one, hidden states and weight of a "hidden" one, ids and log_probs of a "top_k" one.
-TENSORS = (
-    "input",  # [n_tok][vocab] logits where there is no weight, else [n_tok][d_model] hidden states
-    "weight",
-    "bias",
-    "adapter_a",
-    "adapter_b",
-    "labels",
-    "token_weights",
-    "class_weights",
-    "mask",
-    "advantages",
-    "old_log_probs",
-    "reference_log_probs",
-    "segments",
-    "pairs",
-    "group_shift",
-    "group_log_sum",
-    "group_label_log_prob",
-    "group_distance",
-    "group_entropy",
-    "upstream_rows",  # of the backward alone: a factor of each row
-)
+# The names of what the losses read: "input" [n_tok][vocab] logits where there is no weight, else [n_tok][d_model] hidden
+# states; of the backward alone upstream_rows, a factor of each row. An operation takes those that are given, and then
+# the teachers' tensors in order: the logits of a "logits" one, hidden states and weight of a "hidden" one, ids and
+# log_probs of a "top_k" one.
+TENSORS = ("input", *(name for name in MATRICES + VECTORS if name not in ("logits", "hidden")))
 
 
 class Values(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ullage import _library as c
-from ullage.head import HeadPlan
+from ullage.head import MATRICES, HeadPlan
 from ullage.torch import _filter, _plan, _status
 from ullage.torch._plan import Call, Result
 
@@ -25,7 +25,6 @@ _CODES = {
     torch.uint8: c.U8,
     torch.bool: c.U8,
 }
-_MATRICES = {"logits", "hidden", "weight", "adapter_a", "adapter_b"}
 
 
 class Prepared(NamedTuple):
@@ -77,7 +76,7 @@ def _describe(struct: Any, field: str, dtype: torch.dtype, shape: torch.Size, to
     """The view of a contiguous tensor. to_float: vectors of other floating types are converted."""
     if dtype not in _CODES:
         raise TypeError(f"{field} is {dtype}; accepted: {', '.join(map(str, _CODES))}")
-    if field.removeprefix("d_") in _MATRICES:
+    if field.removeprefix("d_") in MATRICES:
         setattr(struct, field, c.Matrix(None, *shape, shape[1], _CODES[dtype]))
     else:
         code = c.F32 if to_float and dtype.is_floating_point else _CODES[dtype]
@@ -87,7 +86,7 @@ def _describe(struct: Any, field: str, dtype: torch.dtype, shape: torch.Size, to
 def _point(struct: Any, field: str, tensor: Tensor) -> Tensor:
     """Sets the address and the stride; returns what is to be kept alive: a copy, where the view cannot say the layout."""
     view = getattr(struct, field)
-    if field in _MATRICES:
+    if field in MATRICES:
         rows, columns = tensor.shape
         row_stride, column_stride = tensor.stride()
         if columns > 1 and column_stride != 1 or rows > 1 and row_stride < columns:

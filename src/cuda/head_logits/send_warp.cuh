@@ -50,13 +50,9 @@ class SendWarp {
     constexpr int kKinds = kSums<Kind::kFamily>;
     send<kKinds>(shared_.section_sums(table), shared_.sections_there(table),
                  [&](int i, float(&v)[kKinds]) {
-                   const StripSums<Kind> s = section_sums<Kind>(
-                       p_, shared_.sums(n), p_.strips_per_block, i, p_.cut.strips_per_section);
-                   v[kMax] = s.max, v[kSum] = s.sums.sum;
-                   if constexpr (Kind::kHasTeacher) {
-                     v[kTeacherMax] = s.teacher_max, v[kTeacherSum] = s.sums.teacher_sum;
-                   }
-                   if constexpr (kKinds > kLogSum) v[kLogSum] = s.sums.log_sum;
+                   put_sums(v, 1, 0,
+                            section_sums<Kind>(p_, shared_.sums(n), p_.strips_per_block, i,
+                                               p_.cut.strips_per_section));
                  });
   }
   __device__ void send_extras(unsigned n) const {
