@@ -141,7 +141,20 @@ template <int kPending = 0>
 __device__ inline void bulk_wait_reads() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-// Orders this thread's ordinary shared accesses before later ones of the copy engine.
+// Counts in global memory for other blocks: whoever sees the count may take what this thread has
+// read before for read.
+__device__ inline void count_release(int* counter, int n) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(n) : "memory");
+}
+__device__ inline void await_count(const int* counter, int count) {
+  int seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  } while (seen < count);
+}
+// Orders this thread's ordinary accesses before later ones of the copy engine.
+__device__ inline void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// The same of shared memory alone.
 __device__ inline void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

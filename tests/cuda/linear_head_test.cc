@@ -467,9 +467,9 @@ TEST_P(CudaLinearHead, StripsHaveTheBitsOfChunks) {
   }
   expect_oracle(draw(rng, mixes()[2], 300, 160, 2501), {.budget_bytes = 1050000});
   expect_oracle(draw(rng, mixes()[0], 600, 160, 2400), {.budget_bytes = 1500000});
-  Case shifted = draw(rng, mixes()[0], 40, 64, 3000);
+  Case shifted = draw(rng, mixes()[0], 40, 64, 3200);
   for (int64_t i = 0; i < 40; ++i) shifted.head.inputs.hidden[i * 64] = 1;
-  for (int64_t j = 0; j < 3000; ++j) shifted.head.inputs.weight[j * 64] = j % 300 == 17 ? 150 : 0;
+  for (int64_t j = 0; j < 3200; ++j) shifted.head.inputs.weight[j * 64] = j % 300 == 17 ? 150 : 0;
   for (int64_t i = 0; i < 40; i += 2) shifted.head.inputs.labels[i] = 17 + 300 * (i % 10);
   expect_oracle(shifted, {.budget_bytes = 500000, .round_d_weight = true});
   expect_oracle(shifted, {.budget_bytes = 1000000, .round_d_weight = true, .told = true});
@@ -504,17 +504,18 @@ TEST_P(CudaLinearHead, TheSameBitsForEveryChunkRunAndGraph) {
   }
 }
 
-// Exponentials in d_weight's own memory: all rows, or a first group of them, in ranges whose first
-// is short and whose last is ragged; with sequence terms in one part and in several.
+// Exponentials in d_weight's own memory: all rows, or the first of them beside a chunk, which one
+// product sums with them; ranges whose last is ragged; further chunks; with sequence terms in one
+// part and in several.
 TEST_P(CudaLinearHead, TheSameBitsWithExponentialsLodgedInDWeight) {
   const struct {
     int64_t n, d, v, budget, lodged;
     size_t mix;
-  } cases[] = {{400, 320, 2500, 4500000, 400, 2},
-               {400, 320, 2500, 4500000, 400, 5},
-               {1280, 384, 2304, 10000000, 768, 7},
-               {1280, 384, 2304, 8000000, 768, 5},
-               {1280, 384, 2500, 8000000, 768, 2}};
+  } cases[] = {{400, 320, 3200, 5000000, 400, 2},
+               {400, 320, 3200, 5000000, 400, 5},
+               {700, 192, 3200, 6500000, 256, 7},
+               {1100, 192, 3200, 6500000, 256, 5},
+               {1100, 192, 4700, 8000000, 256, 2}};
   for (const auto& c : cases) {
     const std::string where = std::to_string(c.n) + " rows, " + std::to_string(c.budget) + " bytes";
     const Case drawn = draw(rng, mixes()[c.mix], c.n, c.d, c.v);
@@ -523,6 +524,7 @@ TEST_P(CudaLinearHead, TheSameBitsWithExponentialsLodgedInDWeight) {
     const RunResult lodged = run(drawn.head.config, drawn.head.inputs, {.budget_bytes = c.budget});
     ASSERT_TRUE(lodged.checked.ok()) << lodged.checked.to_string();
     EXPECT_EQ(lodged.lodged_rows, c.lodged) << where;
+    EXPECT_EQ(lodged.n_chunks, c.n > 1000 ? 2 : 1) << where;
     expect_same_bits(whole, lodged, where);
     expect_same_bits(
         whole,
@@ -539,17 +541,38 @@ TEST_P(CudaLinearHead, TheSameBitsWithExponentialsLodgedInDWeight) {
       EXPECT_EQ(added.ran.code(), kHeadShapeMismatch) << added.ran.to_string();
     }
   }
-  expect_oracle(draw(rng, mixes()[2], 300, 320, 2500), {.budget_bytes = 4000000});
+  expect_oracle(draw(rng, mixes()[2], 300, 320, 3200), {.budget_bytes = 4000000});
+}
+
+// More tiles than the device holds at once, in 16 ranges: each is stored over exponentials that
+// other blocks may be reading.
+TEST_P(CudaLinearHead, TheSameBitsWhereManyBlocksTakeThePlaceOfExponentials) {
+  constexpr int64_t kRows = 1100, kWidth = 256, kVocab = 24576, kBudget = 30000000;
+  HeadInputs in;
+  in.shape = {kRows, kWidth, kVocab};
+  for (double& x : in.hidden = normals(rng, kRows * kWidth, 1)) x = rounded(x);
+  for (double& x : in.weight = normals(rng, kVocab * kWidth, 0.1)) x = rounded(x);
+  for (int64_t i = 0; i < kRows; ++i) in.labels.push_back(below(rng, kVocab));
+  HeadConfig config;
+  config.terms = {{.name = "ce"}};
+  const RunResult whole = run(config, in, {.chunk = 2048});
+  ASSERT_TRUE(whole.checked.ok()) << whole.checked.to_string();
+  for (int i = 0; i < 5; ++i) {
+    const RunResult lodged = run(config, in, {.budget_bytes = kBudget});
+    ASSERT_EQ(lodged.lodged_rows, 512);
+    ASSERT_EQ(lodged.n_chunks, 2);
+    expect_same_bits(whole, lodged, "run " + std::to_string(i));
+  }
 }
 
 // The same in a bf16 d_weight, which the product rounds: rows of labels, some of many rows, wait in
 // float32.
 TEST_P(CudaLinearHead, TheSameBitsWithExponentialsLodgedInABF16DWeight) {
   for (const size_t mix : {0, 2, 5}) {
-    Case drawn = draw(rng, mixes()[mix], 200, 320, 2500);
+    Case drawn = draw(rng, mixes()[mix], 200, 320, 3200);
     for (size_t i = 0; i < 100; ++i) {
       int64_t& label = drawn.head.inputs.labels[i];
-      if (label >= 0) label = label % 3 == 0 ? 2499 : label % 7;
+      if (label >= 0) label = label % 3 == 0 ? 3199 : label % 7;
     }
     const RunOptions small = {.budget_bytes = 4000000, .round_d_weight = true};
     const RunResult whole =
@@ -761,7 +784,7 @@ TEST_P(CudaLinearHead, LongSumsDoNotStall) {
 // The first 256 rows are peaked: nearly all of their softmax lies in their label's column. What is
 // left out stays within the tolerance, and the gradients within the bounds that the report implies.
 TEST_P(CudaLinearHead, TheFilterKeepsItsBounds) {
-  constexpr int64_t kRows = 600, kWidth = 64, kVocab = 5001;
+  constexpr int64_t kRows = 600, kWidth = 160, kVocab = 5001, kLodgingBudget = 5500000;
   Case drawn = draw(rng, named({{.divisor = 9}}), kRows, kWidth, kVocab);
   HeadInputs& in = drawn.head.inputs;
   double largest_weight = 0, largest_hidden = 0;
@@ -781,8 +804,12 @@ TEST_P(CudaLinearHead, TheFilterKeepsItsBounds) {
   ASSERT_TRUE(exact.checked.ok()) << exact.checked.to_string();
   for (const double tolerance : {1e-9, 1e-3, 0.3, 0.9}) {
     RunResult first;
-    for (const int64_t chunk : {2048, 256}) {
-      const RunResult part = run(config, in, {.chunk = chunk, .filter_tolerance = tolerance});
+    // The last: 256 rows in d_weight's memory, 256 beside them, the rest.
+    for (const int64_t chunk : {2048, 256, 0}) {
+      const RunResult part = run(config, in,
+                                 {.chunk = chunk,
+                                  .budget_bytes = chunk == 0 ? kLodgingBudget : 0,
+                                  .filter_tolerance = tolerance});
       ASSERT_TRUE(part.checked.ok()) << part.checked.to_string();
       const std::string where = "tolerance " + std::to_string(tolerance);
       EXPECT_EQ(part.token_loss, exact.token_loss) << where;
@@ -798,7 +825,9 @@ TEST_P(CudaLinearHead, TheFilterKeepsItsBounds) {
           EXPECT_GT(part.filter.largest_share, 0) << where;
         }
       } else {
-        expect_same_bits(first, part, where + ", chunk 256");
+        EXPECT_EQ(part.lodged_rows, chunk == 0 ? 256 : 0);
+        EXPECT_EQ(part.n_chunks, chunk == 0 ? 2 : 3);
+        expect_same_bits(first, part, where + ", chunk " + std::to_string(chunk));
       }
       double weight_square = 0;
       for (int64_t i = 0; i < kRows; ++i) {

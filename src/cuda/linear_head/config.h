@@ -29,11 +29,16 @@ inline constexpr int kWeightGroup = 2;
 // Ranges of the vocabulary are whole tiles of the logits (192), of d_weight (2 x 128) and whole
 // steps of d_hidden's sum (64).
 inline constexpr int64_t kStripColumns = 768;
+// Those of lodged exponentials are whole groups of d_weight's cluster rows besides (2 x 2 x 128).
+inline constexpr int64_t kLodgedColumns = 2 * kStripColumns;
+static_assert(kLodgedColumns % (kWeightGroup * GradientTile::kM * GradientTile::kClusterM) == 0);
 
-// Rows are taken in groups. A group's logits and d_hidden are made part by part.
+// Rows are taken in groups, each one product of d_weight. A group's logits and d_hidden are made
+// part by part.
 struct RowGroup {
   int64_t rows = 0;
-  int64_t part = 0;  // rows, a multiple of kChunkRows or all of them
+  int64_t part = 0;    // rows, a multiple of kChunkRows or all of them
+  int64_t lodged = 0;  // the first so many have their exponentials in d_weight's memory
 };
 
 struct ColumnRange {
@@ -42,15 +47,16 @@ struct ColumnRange {
 
 // The rows and the vocabulary, cut. There are two orders:
 //
-// Rows first: each group's share is added to d_weight before the next group starts. The first group
-// may be `lodged`: its exponentials lie in d_weight's memory.
+// Rows first: each group's share is added to d_weight before the next group starts. In the first
+// group, exponentials may be `lodged` in d_weight's memory, beside a chunk in the workspace.
 //
 // `strips`: every group has its losses and d_hidden first, its exponentials lodged or else in the
 // workspace. d_weight follows range by range, each written once: the exponentials of the first
 // `recomputed` rows, which later groups overwrote, are made again, a range at a time; those of the
 // last group are still lodged.
 struct LinearLayout {
-  RowGroup lodged;  // no rows: there is none
+  RowGroup lodged;     // no rows: there is none
+  int64_t beside = 0;  // of the chunk in the lodged rows' group
   // Ranges of range_columns columns, the last takes the rest. Range r of lodged exponentials lies
   // where d_weight's range r + 1 will be, the last in the workspace.
   int64_t range_columns = 0;
@@ -64,14 +70,14 @@ struct LinearLayout {
       1;  // d_hidden is the sum of this many products over slices of the vocabulary, in order
 
   int64_t longest_part() const { return std::max(lodged.part, chunk.part); }
-  int64_t longest_group() const { return std::max(lodged.rows, chunk.rows); }
+  int64_t longest_group() const { return std::max(lodged.rows + beside, chunk.rows); }
   // The group that starts at row `first`.
   RowGroup group_at(int64_t first, int64_t n_tok) const {
-    const bool is_lodged = lodged.rows > 0 && (strips || first == 0);
-    RowGroup group = is_lodged ? lodged : chunk;
+    const bool lodges = lodged.rows > 0 && (strips || first == 0);
     const int64_t end = strips && first < recomputed ? recomputed : n_tok;
-    group.rows = std::min(group.rows, end - first);
-    return group;
+    const int64_t rows = std::min(lodges ? lodged.rows + beside : chunk.rows, end - first);
+    if (!lodges) return {rows, chunk.part};
+    return {rows, longest_part(), std::min(rows, lodged.rows)};
   }
   // Calls visit(first row, group) for every group.
   template <class Visit>

@@ -10,17 +10,16 @@ namespace ullage::lossk::cuda {
 Status start_filter(const LinearParams& r, const Part& part, CUstream_st* stream) {
   const auto groups = static_cast<unsigned>(divide_up(part.rows, kChunkRows));
   linear_mark_tiles<<<dim3(static_cast<unsigned>(divide_up(r.layout.n_tiles, 128)), groups), 128, 0,
-                      stream>>>(r, part.first, part.rows, part.e_row);
+                      stream>>>(r, part.first, part.rows, part.group_row);
   linear_skipped_mass<<<static_cast<unsigned>(divide_up(part.rows, 8)), 256, 0, stream>>>(
-      r, part.first, part.rows, part.e_row);
-  linear_list_tiles<<<groups, 32, 0, stream>>>(r, part.first, part.e_row);
+      r, part.first, part.rows, part.group_row);
+  linear_list_tiles<<<groups, 32, 0, stream>>>(r, part.first, part.group_row);
   ULLAGE_RETURN_IF_CUDA_FAILS("linear_head filter", cudaGetLastError());
   return kCudaOk;
 }
 
-Status start_group_lists(const LinearParams& r, int64_t first_column, int m_tiles, int groups,
-                         CUstream_st* stream) {
-  linear_list_groups<<<static_cast<unsigned>(m_tiles), 32, 0, stream>>>(r, first_column, groups);
+Status start_group_lists(const LinearParams& r, int m_tiles, int groups, CUstream_st* stream) {
+  linear_list_groups<<<static_cast<unsigned>(m_tiles), 32, 0, stream>>>(r, groups);
   ULLAGE_RETURN_IF_CUDA_FAILS("linear_head lists of rows", cudaGetLastError());
   return kCudaOk;
 }

@@ -12,7 +12,6 @@ namespace ullage::lossk::cuda {
 Status start_filter(const LinearParams& r, const Part& part, CUstream_st* stream);
 
 // Lists the groups of rows that each cluster tile of d_weight takes, `m_tiles` of them.
-Status start_group_lists(const LinearParams& r, int64_t first_column, int m_tiles, int groups,
-                         CUstream_st* stream);
+Status start_group_lists(const LinearParams& r, int m_tiles, int groups, CUstream_st* stream);
 
 }  // namespace ullage::lossk::cuda

@@ -22,7 +22,7 @@ __device__ inline float share_of(const LinearParams& r, int64_t first_row, int64
 // than the threshold.
 __global__ void __launch_bounds__(128)
     linear_mark_tiles(const __grid_constant__ LinearParams r, int64_t first_row, int64_t rows,
-                      int64_t e_row) {
+                      int64_t group_row) {
   const int tile = blockIdx.x * 128 + threadIdx.x, n_tiles = r.layout.n_tiles;
   if (tile >= n_tiles) return;
   const int64_t first = blockIdx.y * kChunkRows, end = min(first + kChunkRows, rows);
@@ -30,17 +30,17 @@ __global__ void __launch_bounds__(128)
   for (int64_t local = first; local < end && !kept; ++local) {
     kept = share_of(r, first_row, local, tile) > r.filter.threshold;
   }
-  r.filter.kept[(e_row / kChunkRows + blockIdx.y) * n_tiles + tile] = kept;
+  r.filter.kept[(group_row / kChunkRows + blockIdx.y) * n_tiles + tile] = kept;
 }
 
 // A warp a row: what of its softmax lies in tiles left out.
 __global__ void __launch_bounds__(256)
     linear_skipped_mass(const __grid_constant__ LinearParams r, int64_t first_row, int64_t rows,
-                        int64_t e_row) {
+                        int64_t group_row) {
   const int64_t local = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
   if (local >= rows) return;
   const int lane = threadIdx.x % 32, n_tiles = r.layout.n_tiles;
-  const uint8_t* const kept = r.filter.kept + (e_row + local) / kChunkRows * n_tiles;
+  const uint8_t* const kept = r.filter.kept + (group_row + local) / kChunkRows * n_tiles;
   float share = 0;
   for (int tile = lane; tile < n_tiles; tile += 32) {
     if (kept[tile] == 0) share += share_of(r, first_row, local, tile);
@@ -66,21 +66,21 @@ __device__ inline int list_kept(int n, int* entries, const Kept& kept) {
 }
 
 // A warp a group of a part's rows: the column tiles that d_hidden takes.
-__global__ void __launch_bounds__(32)
-    linear_list_tiles(const __grid_constant__ LinearParams r, int64_t first_row, int64_t e_row) {
+__global__ void __launch_bounds__(32) linear_list_tiles(const __grid_constant__ LinearParams r,
+                                                        int64_t first_row, int64_t group_row) {
   const int n_tiles = r.layout.n_tiles;
-  const uint8_t* const kept = r.filter.kept + (e_row / kChunkRows + blockIdx.x) * n_tiles;
+  const uint8_t* const kept = r.filter.kept + (group_row / kChunkRows + blockIdx.x) * n_tiles;
   const int count = list_kept(n_tiles, r.filter.tile_entries + int64_t{blockIdx.x} * n_tiles,
                               [&](int tile) { return kept[tile] != 0; });
   if (threadIdx.x == 0) r.filter.tile_counts[first_row / kChunkRows + blockIdx.x] = count;
 }
 
-// A warp a cluster tile of d_weight, the first at `first_column`: the groups of rows that it takes.
+// A warp a cluster tile of d_weight: the groups of rows that it takes.
 __global__ void __launch_bounds__(32)
-    linear_list_groups(const __grid_constant__ LinearParams r, int64_t first_column, int groups) {
+    linear_list_groups(const __grid_constant__ LinearParams r, int groups) {
   constexpr int kColumns = GradientTile::kM * GradientTile::kClusterM;
   const int n_tiles = r.layout.n_tiles;
-  const int64_t column = first_column + int64_t{blockIdx.x} * kColumns;
+  const int64_t column = int64_t{blockIdx.x} * kColumns;
   const int first = static_cast<int>(column / LogitsTile::kN);
   const int end = min(static_cast<int>((column + kColumns - 1) / LogitsTile::kN) + 1, n_tiles);
   const int count =

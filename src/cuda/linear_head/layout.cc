@@ -64,52 +64,58 @@ double waves(int64_t m, int64_t n) {
   return static_cast<double>(divide_up(tiles, kResidentClusters));
 }
 
-// Waves of tiles that the d_weight product of a lodged group takes, range by range; a launch fills
-// and drains the device once.
-double waves_of_ranges(const Shape& shape, const LinearLayout& layout) {
-  constexpr double kLaunchWaves = 0.3;
-  const int64_t whole = layout.n_ranges - 1;
-  return static_cast<double>(whole) *
-             (waves<GradientTile>(layout.range_columns, shape.d_model) + kLaunchWaves) +
-         waves<GradientTile>(layout.last_columns(shape.vocab), shape.d_model) + kLaunchWaves;
+// Columns of a range of lodged exponentials that d_weight's product, whose blocks meet after each,
+// takes eight waves for.
+int64_t unhurried_columns(const Shape& shape) {
+  constexpr int64_t kTileRows = GradientTile::kM * GradientTile::kClusterM;
+  const int64_t rows = divide_up(8 * kResidentClusters, divide_up(shape.d_model, GradientTile::kN));
+  return divide_up(rows * kTileRows, kLodgedColumns) * kLodgedColumns;
 }
 
-// The first group's exponentials in d_weight's memory, which in 16 bits has to be the only group;
-// the last range is in the workspace. Fewest passes over d_weight first, then the longest parts,
-// then the fewest waves. False where nothing fits the budget, or the vocabulary is one range.
+// The first rows' exponentials in d_weight's memory, which in 16 bits have to be all; the last
+// range is in the workspace. Fewest passes over d_weight first, then the longest parts, then wide
+// ranges. False where nothing fits the budget, or the vocabulary is one range.
 bool lay_lodged(ScaledExponentials& state, int64_t budget) {
   const int64_t n = state.shape.n_tok, v = state.shape.vocab;
   const int64_t lodged = lodging_rows(state), rest = n - lodged;
-  if (lodged == 0 || (state.rounds() && rest > 0)) return false;
+  if (lodged == 0 || v < 2 * kLodgedColumns || (state.rounds() && rest > 0)) return false;
   LinearLayout& layout = state.layout;
-  layout = fresh_layout(state);
-  const auto fits = [&](int64_t chunk, int64_t part, int64_t allowed) {
-    layout.chunk = {chunk, std::min(chunk, part)};
-    return booked_bytes(state) <= allowed;
-  };
   LinearLayout best;
   int64_t best_passes = 0;
   for (int64_t part = kPartRows; part >= kChunkRows; part /= 2) {
-    LinearLayout ranges;
-    double least_waves = 0;
-    for (int64_t columns = kStripColumns; 2 * columns <= v; columns += kStripColumns) {
-      layout.lodged = {lodged, std::min(lodged, part)};
-      cut_vocabulary(layout, v, columns);
-      if (!fits(rest > 0 ? kChunkRows : 0, part, budget)) continue;
-      const double taken = waves_of_ranges(state.shape, layout);
-      if (ranges.lodged.rows == 0 || taken < least_waves) ranges = layout, least_waves = taken;
-    }
-    if (ranges.lodged.rows == 0) continue;
-    // The rest in chunks as large as the budget allows. Without a rest, chunks are what a run that
-    // adds to d_weight falls back to, in the memory booked here.
-    layout = ranges;
-    const int64_t most = divide_up(rest > 0 ? rest : n, kChunkRows) * kChunkRows;
-    const int64_t allowed = rest > 0 ? budget : booked_bytes(state);
-    int64_t chunk = ranges.chunk.rows;
-    while (!state.rounds() && chunk < most && fits(chunk + kChunkRows, part, allowed))
-      chunk += kChunkRows;
-    if (chunk > 0) chunk = even_chunk(most, chunk);
-    layout.chunk = {chunk, std::min(chunk, part)};
+    layout = fresh_layout(state);
+    layout.lodged = {lodged, std::min(lodged, part)};
+    const auto lay_chunk = [&](int64_t chunk) {
+      layout.chunk = {chunk, std::min(chunk, part)};
+      layout.beside = std::min(chunk, rest);
+    };
+    // As long a chunk as `allowed` holds; of the rest, or of all rows.
+    const auto grow_chunk = [&](int64_t chunk, int64_t allowed) {
+      const int64_t most = divide_up(rest > 0 ? rest : n, kChunkRows) * kChunkRows;
+      for (; chunk < most; chunk += kChunkRows) {
+        lay_chunk(chunk + kChunkRows);
+        if (booked_bytes(state) > allowed) break;
+      }
+      lay_chunk(chunk > 0 ? even_chunk(most, chunk) : 0);
+    };
+    const auto widen_ranges = [&] {
+      const int64_t widest = std::min(unhurried_columns(state.shape), v / 2);
+      for (int64_t columns = 2 * kLodgedColumns; columns <= widest; columns += kLodgedColumns) {
+        const LinearLayout narrower = layout;
+        cut_vocabulary(layout, v, columns);
+        if (booked_bytes(state) <= budget) continue;
+        layout = narrower;
+        return;
+      }
+    };
+    cut_vocabulary(layout, v, kLodgedColumns);
+    lay_chunk(rest > 0 ? kChunkRows : 0);
+    if (booked_bytes(state) > budget) continue;
+    if (rest > 0) grow_chunk(kChunkRows, budget);
+    widen_ranges();
+    // Without a rest, chunks are what a run that adds to d_weight falls back to, in the memory
+    // booked here.
+    if (rest == 0 && !state.rounds()) grow_chunk(0, booked_bytes(state));
     const int64_t passes = n_groups(layout, n);
     if (best_passes == 0 || passes < best_passes) best = layout, best_passes = passes;
   }

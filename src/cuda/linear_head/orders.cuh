@@ -19,7 +19,7 @@ inline BlockedMatrix kept_in(void* memory, int64_t rows, int64_t columns) {
 
 // All ranges but the last in d_weight's memory, each where the next range of d_weight will be.
 inline BlockedMatrix lodged_in_weight(const LinearParams& r, int64_t rows) {
-  BlockedMatrix e = kept_in(r.exponentials, rows, r.vocab);
+  BlockedMatrix e = kept_in(r.lodged_end, rows, r.vocab);
   e.n_ranges = r.layout.n_ranges;
   e.range_blocks = static_cast<int>(r.layout.range_columns / product::kBlockColumns);
   const bool rounds = r.d_weight_rounded != nullptr;
@@ -30,9 +30,9 @@ inline BlockedMatrix lodged_in_weight(const LinearParams& r, int64_t rows) {
   return e;
 }
 
-inline BlockedMatrix exponentials_of(const LinearParams& r, int64_t first, const RowGroup& group) {
-  const bool lodged = r.layout.lodged.rows > 0 && (r.layout.strips || first == 0);
-  return lodged ? lodged_in_weight(r, group.rows) : kept_in(r.exponentials, group.rows, r.vocab);
+// A group's exponentials that do not lie there.
+inline BlockedMatrix beside_lodged(const LinearParams& r, const RowGroup& group) {
+  return kept_in(r.exponentials, group.rows - group.lodged, r.vocab);
 }
 
 // One range of e, as a matrix of its own.
@@ -50,31 +50,35 @@ inline BlockedMatrix range_of(const BlockedMatrix& e, int range) {
 template <class Step>
 Status for_each_part(const LinearParams& r, int64_t first, const RowGroup& group,
                      const Step& step) {
-  const BlockedMatrix e = exponentials_of(r, first, group);
-  for (int64_t row = 0; row < group.rows; row += group.part) {
-    const int64_t rows = std::min(group.part, group.rows - row);
-    ULLAGE_RETURN_IF_REFUSED(step(Part{first + row, rows, 0, r.vocab, e, row}));
-  }
-  return kCudaOk;
+  const auto in_parts = [&](const BlockedMatrix& e, int64_t begin, int64_t end) -> Status {
+    for (int64_t row = begin; row < end; row += group.part) {
+      const int64_t rows = std::min(group.part, end - row);
+      ULLAGE_RETURN_IF_REFUSED(step(Part{first + row, rows, 0, r.vocab, e, row - begin, row}));
+    }
+    return kCudaOk;
+  };
+  if (group.lodged > 0)
+    ULLAGE_RETURN_IF_REFUSED(in_parts(lodged_in_weight(r, group.lodged), 0, group.lodged));
+  return in_parts(beside_lodged(r, group), group.lodged, group.rows);
 }
 
-// d_weight (+)= E^T scaled_hidden over a group, range by range, ascending: each may overwrite the
-// exponentials of the one before it.
+// d_weight (+)= E^T scaled_hidden over a group. Where exponentials lie in d_weight's memory the
+// product takes their place.
 template <class T>
-Status add_group(const LinearParams& r, int64_t first, const RowGroup& group, bool keeps_old,
+Status add_group(const LinearParams& r, const RowGroup& group, bool keeps_old,
                  cudaStream_t stream) {
-  const BlockedMatrix e = exponentials_of(r, first, group);
-  for (int i = 0; i < e.n_ranges; ++i) {
-    const int64_t column = int64_t{i} * e.range_blocks * product::kBlockColumns;
-    const BlockedMatrix only = range_of(e, i);
-    const int64_t columns =
-        std::min(int64_t{only.n_blocks} * product::kBlockColumns, r.vocab - column);
-    float* const sum =
-        r.d_weight_sum == nullptr ? nullptr : r.d_weight_sum + column * r.d_weight_sum_stride;
-    ULLAGE_RETURN_IF_REFUSED(
-        start_weight_part<T>(r, {only, 0, group.rows, 0, column, columns, sum, keeps_old}, stream));
+  const BlockedMatrix beside = beside_lodged(r, group);
+  WeightPart part{beside, {}, 0, group.rows, group.rows, 0, 0, r.vocab, r.d_weight_sum, keeps_old};
+  if (group.lodged > 0) {
+    part.e = lodged_in_weight(r, group.lodged);
+    part.more = beside;
+    part.more_from = group.lodged;
+    ULLAGE_RETURN_IF_CUDA_FAILS(
+        "linear_head counts of tiles",
+        cudaMemsetAsync(r.tiles_read, 0, static_cast<size_t>(part.e.n_ranges) * sizeof(int),
+                        stream));
   }
-  return kCudaOk;
+  return start_weight_part<T>(r, part, stream);
 }
 
 // d_weight range by range, each from all rows: those whose exponentials are made again first.
@@ -93,13 +97,14 @@ Status add_strips(const HeadParams& p, const LinearParams& r, bool accumulates,
                          int64_t rows) -> Status {
       if (!held) ULLAGE_RETURN_IF_REFUSED(start_scaled_rows<T>(r, first, rows, stream));
       ULLAGE_RETURN_IF_REFUSED(start_weight_part<T>(
-          r, {e, e_row, rows, held ? first : 0, column, columns, sum, keeps_old}, stream));
+          r, {e, {}, e_row, rows, rows, held ? first : 0, column, columns, sum, keeps_old},
+          stream));
       keeps_old = true;
       return kCudaOk;
     };
     for (int64_t first = 0; first < again; first += layout.slab) {
       const int64_t rows = std::min(layout.slab, again - first);
-      const Part part{first, rows, column, columns, kept_in(r.made_again, rows, columns), 0};
+      const Part part{first, rows, column, columns, kept_in(r.made_again, rows, columns), 0, 0};
       const int n_tiles = static_cast<int>(divide_up(columns, LogitsTile::kN));
       ULLAGE_RETURN_IF_REFUSED(start_logits<T>(p, r, part, n_tiles, true, stream));
       ULLAGE_RETURN_IF_REFUSED(start_settled_strip<T>(r, part, stream));
@@ -161,7 +166,7 @@ Status launch_order(HeadParams p, const LinearParams& r, cudaStream_t stream) {
         return start_hidden_gradient<T>(r, part, stream);
       }));
       if (!wants_d_weight || layout.strips) return kCudaOk;
-      return add_group<T>(r, first, group, accumulates || first > 0, stream);
+      return add_group<T>(r, group, accumulates || first > 0, stream);
     }));
   }
   if (!wants_d_weight) return kCudaOk;

@@ -57,7 +57,9 @@ struct LinearParams {
   uint8_t* leads = nullptr;        // [n_tok] no earlier row has the label
   float* softmax_scale = nullptr;  // [n_tok] a row's gradient = softmax_scale * E ...
   float* label_gain = nullptr;     // [n_tok] ... + label_gain in the label's column
-  void* exponentials = nullptr;    // T: a group's, or its last range
+  void* exponentials = nullptr;    // T: a chunk's
+  void* lodged_end = nullptr;      // T: the last range of those in d_weight's memory
+  int* tiles_read = nullptr;       // [n_ranges] of lodged exponentials: see RangeOrder of products
   void* made_again = nullptr;      // T, strips: a range of a slab's
   Pair* partial = nullptr;         // [c][n_tiles]; strips: also [slab][tiles of a range]
   float* label_logit = nullptr;    // [c]; strips: also [slab]

@@ -67,14 +67,17 @@ void take_workspace(const ScaledExponentials& state, WorkspaceSlices& slices, He
   const int64_t again = std::min(layout.slab, layout.recomputed);
   if (gradients) {
     const int64_t made_again = again * whole_blocks(range);
-    int64_t kept =
-        std::max(layout.chunk.rows * whole_blocks(v), layout.lodged.rows * whole_blocks(range));
+    const int64_t end = layout.lodged.rows * whole_blocks(range);
+    int64_t kept = std::max(layout.chunk.rows * whole_blocks(v), layout.beside > 0 ? 0 : end);
     if (!lodges) kept = std::max(kept, made_again);
     slices.take(r.exponentials, lodges ? "exponentials outside d_weight" : "exponentials",
                 2 * kept);
-    // The last range of lodged exponentials waits beside them.
-    r.made_again = r.exponentials;
+    // The last range of lodged exponentials waits beside those made again, or a chunk's.
+    r.made_again = r.lodged_end = r.exponentials;
+    if (layout.beside > 0) slices.take(r.lodged_end, "last range of lodged exponentials", 2 * end);
     if (lodges) slices.take(r.made_again, "exponentials made again", 2 * made_again);
+    if (lodges && !layout.strips)
+      slices.take(r.tiles_read, "counts of tiles read", int64_t{layout.n_ranges} * 4);
   }
   slices.take(r.partial, "tile sums",
               std::max(layout.longest_part() * layout.n_tiles,
@@ -147,8 +150,9 @@ Status check_taken(const Shape& shape, const HeadConfig& config, const Request& 
 // Parts of rows: each has its own product for the logits.
 int n_parts(const LinearLayout& layout, int64_t n_tok) {
   int64_t parts = 0;
-  layout.for_each_group(
-      n_tok, [&](int64_t, const RowGroup& group) { parts += divide_up(group.rows, group.part); });
+  layout.for_each_group(n_tok, [&](int64_t, const RowGroup& group) {
+    parts += divide_up(group.lodged, group.part) + divide_up(group.rows - group.lodged, group.part);
+  });
   return static_cast<int>(parts);
 }
 
@@ -187,14 +191,12 @@ int launches_of(const ScaledExponentials& state) {
   if (request.d_weight && layout.strips) {
     launches += launches_of_strips(layout, n, state.rounds());
   } else if (request.d_weight) {
-    launches += static_cast<int>(n_groups(layout, n)) +
-                (layout.lodged.rows > 0 ? layout.n_ranges - 1 : 0) + (n > 0 ? 1 : 0) +
-                (state.rounds() ? 1 : 0);  // its rounding, or the reset of its label slots
+    launches += static_cast<int>(n_groups(layout, n)) + (n > 0 ? 1 : 0) +
+                (layout.lodged.rows > 0 ? 1 : 0) +  // the reset of the counts of tiles
+                (state.rounds() ? 1 : 0);           // its rounding, or the reset of its label slots
   }
-  if (state.filters()) {
-    launches += 3 * parts + (request.d_weight ? static_cast<int>(n_groups(layout, n)) : 0) +
-                (request.d_weight && layout.lodged.rows > 0 ? layout.n_ranges - 1 : 0);
-  }
+  if (state.filters())
+    launches += 3 * parts + (request.d_weight ? static_cast<int>(n_groups(layout, n)) : 0);
   if (state.n_sequence_terms > 0 && n > 0) {
     launches += 2;  // sums and slopes
     // The rows again, and the logits where they are not kept.

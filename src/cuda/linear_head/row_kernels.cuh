@@ -134,15 +134,15 @@ __global__ void __launch_bounds__(128)
   scale_row<T>(r, row, blockIdx.x, r.softmax_scale[row]);
 }
 
-// One block a row of the part that starts at `first_row`, whose exponentials are the rows of e from
-// `e_row` on: from the tiles' sums to the terms and to the two factors of the row's gradient. The
-// order of the sum over tiles depends on the vocabulary alone. `stored`: the exponentials are
-// there.
+// One block a row of the part that starts at `first_row`, in its group at `group_row`, whose
+// exponentials are the rows of e from `e_row` on: from the tiles' sums to the terms and to the two
+// factors of the row's gradient. The order of the sum over tiles depends on the vocabulary alone.
+// `stored`: the exponentials are there.
 template <class T>
 __global__ void __launch_bounds__(128)
     linear_rows(const __grid_constant__ HeadParams p, const __grid_constant__ LinearParams r,
-                const __grid_constant__ BlockedMatrix e, int64_t e_row, int64_t first_row,
-                bool stored, bool gradients) {
+                const __grid_constant__ BlockedMatrix e, int64_t e_row, int64_t group_row,
+                int64_t first_row, bool stored, bool gradients) {
   __shared__ float shared_shift, shared_scale;
   __shared__ bool shared_differ;
   const int local = blockIdx.x, lane = threadIdx.x;
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(128)
   if (stored && shared_differ)
     settle_row<T>(e, e_row + local, partial, n_tiles, shared_shift, threadIdx.x, blockDim.x);
   if (gradients && r.scaled_hidden != nullptr && !r.layout.strips)
-    scale_row<T>(r, row, e_row + local, shared_scale);
+    scale_row<T>(r, row, group_row + local, shared_scale);
 }
 
 // A warp a row of a slab: its exponentials of one range of the vocabulary, `columns` wide, relative

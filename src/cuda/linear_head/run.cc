@@ -109,6 +109,7 @@ Status ScaledExponentials::run(CUstream_st* stream, const Inputs& inputs, const 
                     "d_weight that is overwritten. Plan with `accumulate` set"};
       }
       r.layout.lodged = {};
+      r.layout.beside = 0;
     }
   }
   WorkspaceSlices slices(workspace, nullptr);

@@ -57,7 +57,7 @@ template <class T>
 Status start_rows(const HeadParams& p, const LinearParams& r, const Part& part, bool stored,
                   bool gradients, cudaStream_t stream) {
   linear_rows<T><<<static_cast<unsigned>(part.rows), 128, 0, stream>>>(
-      p, r, part.e, part.e_row, part.first, stored, gradients);
+      p, r, part.e, part.e_row, part.group_row, part.first, stored, gradients);
   ULLAGE_RETURN_IF_CUDA_FAILS("linear_head rows", cudaGetLastError());
   return kCudaOk;
 }
@@ -122,13 +122,16 @@ Status start_weight_product(const LinearParams& r, const WeightPart& part,
                             const typename Epilogue::Params& params, cudaStream_t stream) {
   ProductOperands operands = {};
   ULLAGE_RETURN_IF_REFUSED(product::map_blocked(operands, part.e, part.e_row));
+  if (part.more_from < part.rows)
+    ULLAGE_RETURN_IF_REFUSED(product::map_more(operands, part.more, part.more_from));
+  if (part.e.n_ranges > 1) operands.tiles_read = r.tiles_read;
   ULLAGE_RETURN_IF_REFUSED((product::map_b<Tile, Major::kMN>(
       operands, rows_of<T>(r.scaled_hidden, part.scaled_row, part.rows, r.d_model, r.d_model))));
   const ProductGrid grid =
       product::grid_of<Tile>(part.columns, r.d_model, part.rows, 1, kWeightGroup);
   if (r.filter.threshold > 0) {
     const int groups = static_cast<int>(divide_up(part.rows, kChunkRows));
-    ULLAGE_RETURN_IF_REFUSED(start_group_lists(r, part.first_column, grid.m_tiles, groups, stream));
+    ULLAGE_RETURN_IF_REFUSED(start_group_lists(r, grid.m_tiles, groups, stream));
     const BlockLists lists{r.filter.group_counts, r.filter.group_entries, groups,
                            static_cast<int>(kChunkRows) / Tile::kK};
     return product::start_product<Tile, Form::kBlocks, Major::kMN, Major::kMN, Epilogue, true>(

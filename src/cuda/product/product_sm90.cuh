@@ -7,6 +7,8 @@
 
 #include <cuda.h>
 
+#include <climits>
+
 #include "cuda/product/blocked_matrix.h"
 #include "cuda/product/config.h"
 #include "cuda/wgmma.cuh"
@@ -31,9 +33,12 @@ struct ProductGrid {
 struct ProductOperands {
   CUtensorMap a;       // of a blocked A: the ranges before the last
   CUtensorMap a_last;  // of a blocked A: the last range
+  CUtensorMap a_more;  // of a blocked A with m contiguous: where A lies from k = more_from on
   CUtensorMap b;
-  BlockedMatrix blocks;  // how a blocked A is cut
-  int first_row;         // of a blocked A
+  BlockedMatrix blocks;       // how a blocked A is cut
+  int first_row;              // of a blocked A
+  int more_from = INT_MAX;    // a multiple of Tile::kK
+  int* tiles_read = nullptr;  // C lies where A does: see RangeOrder
 };
 
 // Which blocks of k the tiles of each cluster row take, where that is not all of them: ascending
@@ -136,16 +141,49 @@ __device__ __forceinline__ void multiply_block(float (&acc)[Tile::kHalves][Tile:
   }
 }
 
-// 64 rows of a block of A.
-__device__ __forceinline__ void load_block(uint8_t* to, const ProductOperands& operands, int block,
-                                           int row, uint32_t barrier, uint16_t mask) {
+// Where a block of A lies.
+struct BlockPlace {
+  const CUtensorMap* map;
+  int block, range;  // the block in its range, the range in its map
+};
+__device__ __forceinline__ BlockPlace place_of(const ProductOperands& operands, int block) {
   const BlockedMatrix& blocks = operands.blocks;
   const int range = blocks.range_of(block);
-  const int in_range = block - range * blocks.range_blocks;
   const bool last = range == blocks.n_ranges - 1;
-  tensor_load_multicast(to, last ? &operands.a_last : &operands.a, 0, operands.first_row + row,
-                        in_range, last ? 0 : range, barrier, mask);
+  return {last ? &operands.a_last : &operands.a, block - range * blocks.range_blocks,
+          last ? 0 : range};
 }
+
+// Where C's memory holds A: range r of A (m contiguous, so a range of C's rows too) lies in the
+// rows of C's range r + 1, the last elsewhere. tiles_read[r] counts the tiles whose part of range r
+// has arrived in shared memory; all of them have before a tile of range r + 1 is stored. Tiles are
+// taken in the order of their ranges (ranges are whole groups of m): blocks seldom wait long, and
+// not for ever, since they report a range before they wait in the next, and all of them are
+// resident (start_product.cuh).
+struct RangeOrder {
+  int tiles = 0;  // read of this block's present range, not yet reported
+  int range = 0;  // all before it are read
+
+  // By the thread of a consumer that stores, between the tile's products and its store. `next_m`:
+  // of the block's next tile, -1: none. `reports`: one consumer does.
+  template <class Tile>
+  __device__ __forceinline__ void take_place(const ProductOperands& operands,
+                                             const ProductGrid& grid, int m, int next_m,
+                                             bool reports) {
+    const BlockedMatrix& blocks = operands.blocks;
+    const int here = blocks.range_of(m / kBlockColumns);
+    ++tiles;
+    if (next_m < 0 || blocks.range_of(next_m / kBlockColumns) != here) {
+      if (reports) ptx::count_release(operands.tiles_read + here, tiles);
+      tiles = 0;
+    }
+    if (here == range) return;
+    range = here;
+    const int range_tiles = blocks.range_blocks * kBlockColumns / Tile::kM;
+    ptx::await_count(operands.tiles_read + here - 1, range_tiles * grid.n_tiles * Tile::kClusterN);
+    ptx::fence_async();
+  }
+};
 
 // Launched in clusters of Tile::kCluster blocks.
 //
@@ -206,6 +244,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   if (warpgroup == 0) {
     registers_lower<kProducerRegisters>();
+    // One thread. Several could share a stage's copies if each had one in every stage: a phase's
+    // parity cannot tell a lap of the ring from the one before the last, so whoever waits by it has
+    // to be waited for in every lap. (Of four, one had none of the logits' three: it fell two laps
+    // behind in one of some hundred runs, and its block never ended.)
     if (threadIdx.x == 0) {
       // A goes to the CTAs with this cta_m, B to those with this cta_n.
       const uint16_t row_mask =
@@ -217,10 +259,18 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       uint32_t parity = 1;  // a fresh barrier's previous phase counts as complete
       for (int64_t tile = first_tile; tile < n_tiles; tile += tile_step) {
         const TilePosition at = locate<Tile, kListed>(grid, lists, tile, cta_m, cta_n);
+        // Both blocks of a tile's columns lie in one range. Found here and not at each stage, where
+        // its two integer divisions made d_weight a quarter slower (H200).
+        BlockPlace place = {};
+        if constexpr (kFormA == Form::kBlocks && kA == Major::kMN)
+          place = place_of(operands, at.m / kBlockColumns);
         for (int block = 0; block < at.n_blocks; ++block) {
-          ptx::barrier_wait(empty + 8 * stage, parity);
-          ptx::barrier_expect(full + 8 * stage, Tile::kStageBytes);
           const int k = block_of<kListed>(at, lists, block) * Tile::kK;
+          if constexpr (kFormA == Form::kBlocks && kA == Major::kK)
+            place = place_of(operands, k / kBlockColumns);
+          const uint32_t arrived = full + 8 * stage;
+          ptx::barrier_wait(empty + 8 * stage, parity);
+          ptx::barrier_expect(arrived, Tile::kStageBytes);
           uint8_t* const a = a_tiles + stage * Tile::kAStageBytes;
           uint8_t* const b = b_tiles + stage * Tile::kBStageBytes;
           // A in boxes of 64 of its 128 rows, each CTA of a row its share; B likewise along the
@@ -230,23 +280,28 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
             uint8_t* const to = a + half * (Tile::kAStageBytes / 2);
             if constexpr (kFormA == Form::kRows) {
               tensor_load_multicast(to, &operands.a, kA == Major::kK ? k : m,
-                                    kA == Major::kK ? m : k, full + 8 * stage, row_mask);
+                                    kA == Major::kK ? m : k, arrived, row_mask);
+            } else if constexpr (kA == Major::kK) {
+              tensor_load_multicast(to, place.map, 0, operands.first_row + m, place.block,
+                                    place.range, arrived, row_mask);
             } else {
-              load_block(to, operands, (kA == Major::kK ? k : m) / kBlockColumns,
-                         kA == Major::kK ? m : k, full + 8 * stage, row_mask);
+              const bool more = k >= operands.more_from;
+              tensor_load_multicast(to, more ? &operands.a_more : place.map, 0,
+                                    more ? k - operands.more_from : operands.first_row + k,
+                                    more ? m / kBlockColumns : place.block + half,
+                                    more ? 0 : place.range, arrived, row_mask);
             }
           }
           if constexpr (kB == Major::kK) {
             tensor_load_multicast(b + cta_m * (Tile::kBStageBytes / Tile::kClusterM), &operands.b,
-                                  k, at.n + cta_m * (Tile::kN / Tile::kClusterM), full + 8 * stage,
+                                  k, at.n + cta_m * (Tile::kN / Tile::kClusterM), arrived,
                                   column_mask);
           } else {
             // Strips of 64 columns by 64 k; each CTA brings its part of every strip's k.
             constexpr int kRows = 64 / Tile::kClusterM;
             for (int strip = 0; strip < Tile::kN / 64; ++strip) {
               tensor_load_multicast(b + strip * 8192 + cta_m * kRows * 128, &operands.b,
-                                    at.n + strip * 64, k + cta_m * kRows, full + 8 * stage,
-                                    column_mask);
+                                    at.n + strip * 64, k + cta_m * kRows, arrived, column_mask);
             }
           }
           if (++stage == kStages) stage = 0, parity ^= 1;
@@ -256,6 +311,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     registers_raise<kConsumerRegisters>();
     constexpr bool kInTurn = Tile::kConsumers == Consumers::kInTurn;
+    const bool in_place =
+        kFormA == Form::kBlocks && kA == Major::kMN && operands.tiles_read != nullptr;
+    RangeOrder order;
     const int thread = threadIdx.x % 128;
     const int first_row = kInTurn ? 0 : (warpgroup - 1) * 64;  // of the tile
     const uint8_t* const my_a_tiles = a_tiles + first_row * 128;
@@ -298,6 +356,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
             for (int i = 0; i < Tile::kN / 2; ++i) acc[0][i] = 0;
           }
           if (more) Epilogue::prefetch(params, next, first_row, thread, mine);
+          if (in_place && thread == 0)
+            order.take_place<Tile>(operands, grid, at.m, more ? next.m : -1, warpgroup == 1);
           begun = Epilogue::end(params, at, more, next, acc, first_row, thread, mine);
           continue;
         }
@@ -327,6 +387,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       if (kInTurn) pass_turn(other_turn);
       wgmma_wait<0>();
       if (sender) barrier_arrive_remote(empty + 8 * previous, thread);
+      if (in_place && thread == 0)
+        order.take_place<Tile>(operands, grid, at.m, more ? next.m : -1, warpgroup == 1);
       begun = Epilogue::end(params, at, more, next, acc, first_row, thread, mine);
     }
     ptx::bulk_wait_reads();  // shared memory outlives the copies from it

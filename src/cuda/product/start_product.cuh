@@ -45,6 +45,13 @@ inline Status map_blocked(ProductOperands& operands, const BlockedMatrix& a, int
   return map_refused(a.rows, int64_t{a.range_blocks} * kBlockColumns);
 }
 
+// Where such an A with m contiguous lies from k = `from` on.
+inline Status map_more(ProductOperands& operands, const BlockedMatrix& more, int64_t from) {
+  operands.more_from = static_cast<int>(from);
+  if (encode_block_map(&operands.a_more, more.last, 1, more.n_blocks, more.rows, 0)) return kCudaOk;
+  return map_refused(more.rows, int64_t{more.n_blocks} * kBlockColumns);
+}
+
 // B's tile is brought in shares by the CTAs of a column.
 template <class Tile, Major kB>
 Status map_b(ProductOperands& operands, const MatrixOperand& b) {
@@ -78,17 +85,27 @@ Status start_product(const char* what, const ProductOperands& operands, const Pr
   ULLAGE_RETURN_IF_CUDA_FAILS(
       what, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  Tile::kSharedBytes));
-  const int64_t clusters = std::min<int64_t>(grid.tiles(), kResidentClusters);
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {Tile::kCluster, 1, 1};
+  int64_t clusters = std::min<int64_t>(grid.tiles(), kResidentClusters);
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {Tile::kCluster, 1, 1};
+  attributes[1].id = cudaLaunchAttributeCooperative;
+  attributes[1].val.cooperative = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(clusters * Tile::kCluster);
   config.blockDim = Tile::kThreads;
   config.dynamicSmemBytes = Tile::kSharedBytes;
   config.stream = stream;
-  config.attrs = &cluster;
+  config.attrs = attributes;
   config.numAttrs = 1;
+  if (operands.tiles_read != nullptr) {
+    // Blocks wait for each other: all of them run at once, or none.
+    int resident = 0;
+    ULLAGE_RETURN_IF_CUDA_FAILS(what, cudaOccupancyMaxActiveClusters(&resident, kernel, &config));
+    clusters = std::min<int64_t>(clusters, std::max(resident, 1));
+    config.gridDim = static_cast<unsigned>(clusters * Tile::kCluster);
+    config.numAttrs = 2;
+  }
   ULLAGE_RETURN_IF_CUDA_FAILS(what,
                               cudaLaunchKernelEx(&config, kernel, operands, grid, lists, params));
   return kCudaOk;
