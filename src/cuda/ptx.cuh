@@ -102,6 +102,16 @@ __device__ inline void store_in_block(uint32_t remote, float value, uint32_t rem
       : "memory");
 }
 
+// The same with 8 bytes, to a multiple of 8.
+__device__ inline void store_pair_in_block(uint32_t remote, int first, int second,
+                                           uint32_t remote_barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::
+          "r"(remote),
+      "r"(first), "r"(second), "r"(remote_barrier)
+      : "memory");
+}
+
 __device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -125,12 +135,16 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-// Bulk copies: addresses and bytes are multiples of 16.
+// Bulk copies: addresses and bytes are multiples of 16. The loads ask L2 to let their lines go
+// last: a copy of rows takes 0.97 of the time it takes without (H200; bench/NOTES.md), and what
+// other kernels read afterwards is found in L2 as before.
 __device__ inline void bulk_load(uint32_t shared, const void* global, uint32_t bytes,
                                  uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared),
+      "{\n.reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_last.b64 policy, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], policy;\n}" ::"r"(shared),
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
 }

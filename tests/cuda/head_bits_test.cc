@@ -104,6 +104,37 @@ TEST_F(CudaHeadBits, DoNotDependOnRunPlacementOrKernel) {
   }
 }
 
+// Clusters take rows as they come to them, those that count and those that do not: each once, from
+// fewer rows than there are clusters to several for each.
+TEST_F(CudaHeadBits, EveryRowIsTakenOnce) {
+  for (const int64_t vocab : {1100, 4099, 9001}) {
+    for (const int64_t n_tok : {1, 2, 5, 133, 700}) {
+      RandomHead head = draw({"ce", "z"}, rng, n_tok, vocab, DType::kBF16);
+      head.inputs.n_segments = 0;
+      head.inputs.segments.clear();
+      for (int64_t& label : head.inputs.labels) label = below(rng, vocab);
+      const std::vector<int64_t> labels = head.inputs.labels;
+      for (const int period : {1, 2, 7, 1000}) {  // the last: no row counts
+        for (int64_t r = 0; r < n_tok; ++r) {
+          head.inputs.labels[r] = (r + 1) % period == 0 ? labels[r] : -100;
+        }
+        const DeviceResult streamed = run_on_device(
+            head.config, head.inputs, {.dtype = DType::kBF16, .kernel = "head_rows_sm80_streamed"});
+        for (const int cluster : {1, 2, 8}) {
+          if (cluster > 1 && vocab < 9001) continue;
+          const DeviceResult kept = run_on_device(
+              head.config, head.inputs, {.dtype = DType::kBF16, .tuning = {.cluster = cluster}});
+          ASSERT_EQ(kept.kernel, "head_rows_sm90_cluster");
+          expect_same(streamed, kept,
+                      std::to_string(n_tok) + " x " + std::to_string(vocab) + ", every " +
+                          std::to_string(period) + "th, cluster " + std::to_string(cluster));
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 // A row's results do not depend on the rows beside it; every term divides by a given number.
 TEST_F(CudaHeadBits, DoNotDependOnTheBatch) {
   for (const auto& names :

@@ -1,23 +1,33 @@
 // head_rows_sm90_cluster: the blocks of a cluster keep rows in shared memory, each its run of
 // strips of `slots` rows. One read of the logits (and of the teacher), one write of the gradient.
 //
-//   the load warp       bulk copies of the rows to come, each as soon as its slot is free
-//   16 column warps     each its span of strips: the sums of the next row -> the block's table; the
-//                       gradient of this row, from shared memory to global; the extras of the next
-//                       row, where some are asked for
-//   the send warp       strips to sections -> every block's table; of a block alone, the terms'
-//                       warp makes the sections
-//   the terms' warp     sections to the row's sums -> terms -> RowWord, and the row's outputs
+//   the load warp      bulk copies of the rows to come, each as soon as its slot is free. Of the
+//                      first block: tells every block which row is next; a block alone has a warp
+//                      of its own for that
+//   the column warps   each its span of strips: the sums of the next row -> the block's table; the
+//                      gradient of this row, from shared memory to global; the extras of the next
+//                      row, where some are asked for. Short rows: groups of warps, which take rows
+//                      in turn
+//   the send warp      strips to sections -> every block's table; of a block alone, the terms'
+//                      warps make the sections
+//   the terms' warps   in turn a row each: sections to the row's sums -> terms -> RowWord, and the
+//                      row's outputs
 //
 // So while sums travel, the column warps write the gradient of the row before: nobody waits for a
 // row's terms in steady state.
 //
-// Tables, words and their barriers alternate between rows. A row's sums are formed after the block
-// has the words of the row before last, so a table of strips and a word are free again two rows
-// later. A row's sections are sent after the block has the words of the row before. Hence a table
-// of sections is free again three rows later: a block that then sends has the words of the row one
-// after, which every block had a part in once it was done with the row itself. Extras are formed
-// after every block has sent the row's sums: two rows later.
+// Every row passes every barrier and every exchange, whether it counts or not: a barrier's phase is
+// known from the row, and no block leaves its peers behind. What is written for row i is free
+// again, with g groups and 2 g tables:
+//   strips' sums    for row i + 2 g, which a group sums once it has the word of row i
+//   sections' sums  for row i + 2 g: a row's are sent once the block has the word of g rows before,
+//                   so who sends for row i + 2 g has the word of row i + g, which every block had a
+//                   part in that had the word of row i
+//   extras          for row i + g: they are formed once the group has the word of row i
+//   slot, word      when the gradient is written; without one, when the row is summed
+//   id              for row i + 2 slots + 2 g, told when the first block has row i + 2 slots and so
+//                   has emptied the slot of row i + slots, whose word every block had a part in
+//                   that had emptied the slot of row i
 #pragma once
 
 #include "cuda/head_logits/column_warp.cuh"
@@ -38,22 +48,23 @@ __global__ void __launch_bounds__((kMaxColumnWarps + kOtherWarps) * 32, 1)
       .p = p,
       .base = cluster_shared,
       .has_extras = Kind::kFamily == Family::kMixed || wants_extra(p),
-      .warps = p.strips_per_block / p.strips_per_warp,
       .slots_start = start,
-      .barriers = start + static_cast<uint32_t>(p.slots * p.slot_bytes + p.table_bytes +
-                                                2 * kRowWordBytes)};
+      .barriers =
+          start + static_cast<uint32_t>(p.slots * (p.slot_bytes + kRowWordBytes) + p.table_bytes)};
   if (threadIdx.x == 0) shared.init_barriers();
   __syncthreads();
   ptx::cluster_sync();  // every block's barriers are ready before a peer counts on them
-  const ClusterRowsOf rows(p);
-  if (warp < shared.warps) {
-    ColumnWarp<Kind>(shared, rows, warp, lane).run();
-  } else if (warp == shared.warps) {
-    TermsWarp<Kind>(shared, rows, lane).run();
-  } else if (warp == shared.warps + 1) {
-    LoadWarp<Kind>(shared, rows, lane).run();
+  const int other = warp - p.row_warps * p.groups;
+  if (other < 0) {
+    ColumnWarp<Kind>(shared, warp, lane).run();
+  } else if (other < kTermsWarps) {
+    TermsWarp<Kind>(shared, other, lane).run();
+  } else if (other == kTermsWarps) {
+    LoadWarp<Kind>(shared, lane).run(ptx::cluster_size() > 1 && ptx::cluster_rank() == 0);
+  } else if (ptx::cluster_size() > 1) {
+    SendWarp<Kind>(shared, lane).run();
   } else {
-    SendWarp<Kind>(shared, rows, lane).run();
+    RowFeed<Kind>(shared, lane).run();
   }
   __syncwarp();
   ptx::cluster_sync();  // a peer may still send to this block

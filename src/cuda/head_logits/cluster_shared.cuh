@@ -1,5 +1,4 @@
-// What the warps of a cluster's block share (cluster_rows.cuh): its shared memory and barriers, and
-// which rows are the cluster's.
+// What the warps of a cluster's block share (cluster_rows.cuh): its shared memory and barriers.
 #pragma once
 
 #include "cuda/head_logits/row_process.cuh"
@@ -12,9 +11,32 @@ namespace ptx = ullage::cuda::ptx;
 
 static_assert(sizeof(RowWord) == kRowWordBytes);
 
+// A place in a ring, and the parity of its barriers.
+struct RingCursor {
+  int at = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance(int places, int by = 1) {
+    for (at += by; at >= places; at -= places) parity ^= 1;
+  }
+};
+
+// A row of a cluster, as its blocks are told it: the row of the launch where a term counts it, the
+// complement of that where none does, and kNoRow after the last.
+struct alignas(8) RowId {
+  static constexpr int kNoRow = -0x7fffffff - 1;
+  int id;
+  int label;  // column_of_label
+
+  __device__ bool is_none() const { return id == kNoRow; }
+  __device__ bool counts() const { return id >= 0; }
+  __device__ int row() const { return id < 0 ? ~id : id; }
+};
+
 // The block's shared memory, in the order of layout_of (config.h):
-// slots | strips' sums of two rows | sections' sums of three rows | strips' extras | sections'
-// extras of two rows | words of two rows | barriers. Without extras their tables take no room.
+// slots | strips' sums of `tables` rows | sections' sums of as many | strips' extras of `groups`
+// rows | sections' extras of as many | each slot's word | barriers | ids of rows. Without extras
+// their tables take no room.
 template <class Kind>
 struct ClusterShared {
   static constexpr int kSumKinds = kSums<Kind::kFamily>, kExtraKinds = kExtras<Kind::kFamily>;
@@ -22,99 +44,89 @@ struct ClusterShared {
   const HeadParams& p;
   std::byte* base;
   bool has_extras;
-  int warps;                       // of columns
   uint32_t slots_start, barriers;  // their shared addresses
 
+  // How often it is told that there is no row: every group of column warps and every warp for the
+  // terms waits for one of its own.
+  __device__ int ends() const { return max(p.groups, kTermsWarps); }
+
   __device__ std::byte* slot(int i) const { return base + int64_t{i} * p.slot_bytes; }
-  __device__ float* sums(unsigned n) const {
-    return reinterpret_cast<float*>(base + int64_t{p.slots} * p.slot_bytes) +
-           n % 2 * kSumKinds * p.strips_per_block;
+  // `i`: of the cluster's rows, this is the i-th. Tables, groups and ids are powers of two.
+  __device__ int table(int i) const { return i & (p.tables - 1); }
+  __device__ uint32_t table_parity(int i) const { return (i & p.tables) != 0; }
+  __device__ float* sums(int i) const {
+    return tables() + table(i) * kSumKinds * p.strips_per_block;
   }
-  __device__ float* section_sums(int table) const {
-    return sums(0) + 2 * kSumKinds * p.strips_per_block + table * kSumKinds * kMaxSections;
+  __device__ float* section_sums(int i) const {
+    return tables() + kSumKinds * (p.tables * p.strips_per_block + table(i) * kMaxSections);
   }
-  __device__ float* extras() const { return section_sums(kSectionTables); }
-  __device__ float* section_extras(unsigned n) const {
-    return extras() + kExtraKinds * p.strips_per_block + n % 2 * kExtraKinds * kMaxSections;
+  __device__ float* extras(int i) const {
+    return tables() + kSumKinds * p.tables * (p.strips_per_block + kMaxSections) +
+           (i & (p.groups - 1)) * kExtraKinds * p.strips_per_block;
   }
-  __device__ RowWord* word(unsigned n) const {
+  __device__ float* section_extras(int i) const {
+    return extras(0) +
+           kExtraKinds * (p.groups * p.strips_per_block + (i & (p.groups - 1)) * kMaxSections);
+  }
+  __device__ RowWord* word(int slot) const {
     return reinterpret_cast<RowWord*>(base + int64_t{p.slots} * p.slot_bytes + p.table_bytes) +
-           n % 2;
+           slot;
   }
-  __device__ uint32_t barrier(unsigned i) const { return barriers + i * 8; }
-  __device__ uint32_t sections_there(int table) const { return barrier(table); }
-  __device__ uint32_t sums_there(unsigned n) const { return barrier(3 + n % 2); }
-  __device__ uint32_t word_there(unsigned n) const { return barrier(5 + n % 2); }
-  __device__ uint32_t section_extras_there(unsigned n) const { return barrier(7 + n % 2); }
-  __device__ uint32_t extras_there() const { return barrier(9); }
-  __device__ uint32_t row_sums_there() const { return barrier(10); }
-  // Of a slot: its row has come; every warp is done with it.
-  __device__ uint32_t loaded(int slot) const { return barrier(11 + slot); }
-  __device__ uint32_t emptied(int slot) const { return barrier(11 + p.slots + slot); }
+  __device__ uint32_t barrier(int i) const { return barriers + i * 8; }
+  // Of a slot: its row has come, has its word, is not needed any more.
+  __device__ uint32_t loaded(int slot) const { return barrier(slot); }
+  __device__ uint32_t word_there(int slot) const { return barrier(p.slots + slot); }
+  __device__ uint32_t emptied(int slot) const { return barrier(2 * p.slots + slot); }
+  __device__ uint32_t sums_there(int i) const { return barrier(3 * p.slots + table(i)); }
+  __device__ uint32_t sections_there(int i) const { return sums_there(i) + p.tables * 8; }
+  __device__ uint32_t row_sums_there(int i) const {
+    return barrier(3 * p.slots + 2 * p.tables + (i & (p.groups - 1)));
+  }
+  __device__ uint32_t extras_there(int i) const { return row_sums_there(i) + p.groups * 8; }
+  __device__ uint32_t section_extras_there(int i) const {
+    return row_sums_there(i) + 2 * p.groups * 8;
+  }
+  __device__ uint32_t extras_parity(int i) const { return (i & p.groups) != 0; }
+  __device__ int id_barriers() const { return 3 * p.slots + 2 * p.tables + 3 * p.groups; }
+  __device__ uint32_t id_there(int i) const { return barrier(id_barriers() + (i & (p.ids - 1))); }
+  __device__ RowId* id_place(int i) const {
+    return reinterpret_cast<RowId*>(word(p.slots)) + id_barriers() + p.ids + (i & (p.ids - 1));
+  }
+
+  // Once it is there.
+  __device__ RowId id(int i) const { return *id_place(i); }
+  __device__ RowId wait_for_id(int i) const {
+    ptx::barrier_wait(id_there(i), (i & p.ids) != 0);
+    return id(i);
+  }
+  __device__ void wait_for_word(const RingCursor& slot) const {
+    ptx::barrier_wait(word_there(slot.at), slot.parity);
+  }
 
   // Every lane that read what is overwritten, or wrote what is read, arrives itself.
   __device__ void init_barriers() const {
-    for (int table = 0; table < kSectionTables; ++table) {
-      ptx::barrier_init(sections_there(table), 1);
+    for (int i = 0; i < p.tables; ++i) {
+      ptx::barrier_init(sums_there(i), p.row_warps * 32);
+      ptx::barrier_init(sections_there(i), 1);
     }
-    for (unsigned n = 0; n < 2; ++n) {
-      ptx::barrier_init(sums_there(n), warps * 32);
-      ptx::barrier_init(word_there(n), 1);
-      ptx::barrier_init(section_extras_there(n), 1);
+    for (int i = 0; i < p.groups; ++i) {
+      ptx::barrier_init(row_sums_there(i), 1);
+      ptx::barrier_init(extras_there(i), p.row_warps * 32);
+      ptx::barrier_init(section_extras_there(i), 1);
     }
-    ptx::barrier_init(extras_there(), warps * 32);
-    ptx::barrier_init(row_sums_there(), 1);
     for (int slot = 0; slot < p.slots; ++slot) {
       ptx::barrier_init(loaded(slot), 32);
-      ptx::barrier_init(emptied(slot), warps * 32);
+      ptx::barrier_init(word_there(slot), 1);
+      ptx::barrier_init(emptied(slot), p.row_warps * 32);
     }
+    for (int i = 0; i < p.ids; ++i) ptx::barrier_init(id_there(i), 1);
     ptx::fence_barrier_init();
     ptx::fence_async_shared();
   }
-};
-
-// Rows first, first + stride, ... of a cluster, counted from 0.
-struct ClusterRowsOf {
-  int64_t first, stride;
-  int count;
-
-  explicit __device__ ClusterRowsOf(const HeadParams& p)
-      : first(p.first_row + ptx::cluster_id()), stride(ptx::n_clusters()) {
-    count = first < end_row(p) ? static_cast<int>((end_row(p) - first + stride - 1) / stride) : 0;
-  }
-  __device__ int64_t row(int i) const { return first + i * stride; }
-};
-
-// Which of a cluster's rows count: a warp looks at 32 of them at a time, ascending.
-class RowCounts {
- public:
-  // Called for every row i, ascending, by the whole warp.
-  __device__ bool next(const HeadParams& p, const ClusterRowsOf& rows, int i, int lane) {
-    if (i % 32 == 0) {
-      const int mine = i + lane;
-      bits_ = __ballot_sync(
-          ~0u, mine < rows.count && row_counts(p, rows.row(mine), stored_label(p, rows.row(mine))));
-    }
-    return bits_ >> (i % 32) & 1;
-  }
 
  private:
-  unsigned bits_ = 0;
-};
-
-// An element of this block's slice of the cluster's first row.
-__device__ inline int64_t first_element(const HeadParams& p, const ClusterRowsOf& rows,
-                                        int64_t row_stride, int column) {
-  return (rows.first - p.first_row) * row_stride + column;
-}
-
-// A place in a ring, and the parity of its barriers.
-struct RingCursor {
-  int at = 0;
-  uint32_t parity = 0;
-
-  __device__ void advance(int places) {
-    if (++at == places) at = 0, parity ^= 1;
+  __device__ float* tables() const {
+    return reinterpret_cast<float*>(base + int64_t{p.slots} * p.slot_bytes);
   }
 };
 

@@ -41,152 +41,129 @@ class ColumnWarp {
   using T = typename Kind::Element;
 
  public:
-  __device__ ColumnWarp(const ClusterShared<Kind>& shared, const ClusterRowsOf& rows, int warp,
-                        int lane)
-      : p_(shared.p), shared_(shared), rows_(rows), lane_(lane) {
+  // Warp `warp` of the block's for columns: p.row_warps share a row, as many others the next.
+  __device__ ColumnWarp(const ClusterShared<Kind>& shared, int warp, int lane)
+      : p_(shared.p), shared_(shared), lane_(lane), group_(warp / p_.row_warps) {
     const int block_first = static_cast<int>(ptx::cluster_rank()) * p_.strips_per_block;
-    local_first_ = warp * p_.strips_per_warp;
+    local_first_ = warp % p_.row_warps * p_.strips_per_warp;
     first_ = block_first + local_first_;
     column_ = first_column(p_, first_);
     columns_ = columns_between(p_, first_, first_ + p_.strips_per_warp);
-    const int block_column = first_column(p_, block_first);
-    offset_ = (column_ - block_column) * static_cast<int>(sizeof(T));
-    shift_ = Shift(p_.logits, p_.logits_stride, rows, p_, block_column);
-    if (Kind::kHasTeacher) {
-      teacher_shift_ = Shift(p_.teacher, p_.teacher_stride, rows, p_, block_column);
-    }
-    to_write_ = static_cast<T*>(p_.gradient) + first_element(p_, rows, p_.gradient_stride, column_);
-    write_step_ = rows.stride * p_.gradient_stride;
+    block_column_ = first_column(p_, block_first);
   }
 
   __device__ void run() {
     const bool second = shared_.has_extras;
     // Nothing is left to do with a row once it is summed.
     const bool sums_only = p_.gradient == nullptr && !second;
-    RowCounts counts;
-    RingCursor now, before;                // slots of rows i and i - 1
-    unsigned n_summed = 0, n_written = 0;  // rows that count
-    bool counted = false, counted_before = false;
-    for (int i = 0; i <= rows_.count; ++i) {
-      counted_before = counted;
-      counted = i < rows_.count && counts.next(p_, rows_, i, lane_);
-      if (counted) {
-        // The table of the row before last is free.
-        if (sums_only && n_summed >= 2) wait_for_word(n_summed - 2);
-        sum(now, i, n_summed);
-      }
+    RingCursor slot, before;  // of this row and of the group's row before
+    RowId row_before{RowId::kNoRow};
+    slot.advance(p_.slots, group_);
+    before = slot;
+    for (int i = group_;; i += p_.groups) {
+      ptx::barrier_wait(shared_.loaded(slot.at), slot.parity);
+      const RowId row = shared_.id(i);
+      // The tables of row i - tables are free once it has its word.
       if (sums_only) {
-        n_summed += counted;
-        ptx::barrier_arrive(shared_.emptied(now.at));
-        now.advance(p_.slots);
-        continue;
-      }
-      if (i > 0) {
-        if (counted_before) {
-          wait_for_word(n_written);
-          if (p_.gradient != nullptr) write(before, i - 1, n_written);
-          ++n_written;
-        } else {
-          ptx::wait_for_previous_kernel();
-          clear_gradient(p_, to_write_, columns_, lane_);
+        if (row.is_none()) return;
+        if (i >= p_.tables) {
+          shared_.wait_for_word(before);
+          before.advance(p_.slots, p_.groups);
         }
-        to_write_ += write_step_;
-        ptx::barrier_arrive(shared_.emptied(before.at));
-        before.advance(p_.slots);
       }
-      if (counted) {
-        if (second) sum_extras(now, i, n_summed);
-        ++n_summed;
+      if (row.counts()) sum(slot.at, row, i);
+      if (!row.is_none()) ptx::barrier_arrive(shared_.sums_there(i));
+      if (sums_only) {
+        ptx::barrier_arrive(shared_.emptied(slot.at));
+      } else {
+        if (!row_before.is_none()) {
+          shared_.wait_for_word(before);
+          if (p_.gradient != nullptr) write(before.at, row_before);
+          ptx::barrier_arrive(shared_.emptied(before.at));
+          before.advance(p_.slots, p_.groups);
+        }
+        if (row.is_none()) return;
+        if (second) {
+          ptx::barrier_wait(shared_.row_sums_there(i), shared_.extras_parity(i));
+          if (row.counts()) sum_extras(slot.at, row, i);
+          ptx::barrier_arrive(shared_.extras_there(i));
+        }
+        row_before = row;
       }
-      now.advance(p_.slots);
+      slot.advance(p_.slots, p_.groups);
     }
   }
 
  private:
-  // How far into a 16-byte word a slice of row i starts, in columns.
-  struct Shift {
-    unsigned first = 0, step = 0;
-
-    Shift() = default;
-    __device__ Shift(const void* data, int64_t row_stride, const ClusterRowsOf& rows,
-                     const HeadParams& p, int column)
-        : first(static_cast<unsigned>(reinterpret_cast<uintptr_t>(data) / sizeof(T) +
-                                      first_element(p, rows, row_stride, column))),
-          step(static_cast<unsigned>(rows.stride * row_stride)) {}
-    __device__ int of_row(int i) const {
-      return static_cast<int>((first + step * static_cast<unsigned>(i)) % (16 / sizeof(T)));
-    }
-  };
-
-  __device__ void wait_for_word(unsigned n) const {
-    ptx::barrier_wait(shared_.word_there(n), n / 2 % 2);
+  // How far into a 16-byte word the block's slice of a row starts, in columns.
+  __device__ int shift_of(const void* matrix, int64_t row_stride, RowId row) const {
+    const auto first = static_cast<unsigned>(reinterpret_cast<uintptr_t>(matrix) / sizeof(T));
+    return static_cast<int>((first + static_cast<unsigned>(block_column_) +
+                             static_cast<unsigned>(row.row()) * static_cast<unsigned>(row_stride)) %
+                            (16 / sizeof(T)));
   }
 
-  // Calls act(student, teacher) with row i's columns in a slot, from column `from` of the span on.
+  // Calls act(student, teacher) with the row's columns in a slot, from the row's `from` on.
   template <class Act>
-  __device__ void with_columns(int slot, int i, int from, const Act& act) const {
-    const T* const at = reinterpret_cast<const T*>(shared_.slot(slot) + offset_) + from;
+  __device__ void with_columns(int slot, RowId row, int from, const Act& act) const {
+    const T* const at = reinterpret_cast<const T*>(shared_.slot(slot)) + (from - block_column_);
     const T* const teacher = at + p_.matrix_bytes / sizeof(T);
     if (p_.in_whole_words) {
       act(KeptStrip<T, true>{at, 0}, KeptStrip<T, true>{teacher, 0});
     } else {
-      act(KeptStrip<T, false>{at, shift_.of_row(i)},
-          KeptStrip<T, false>{teacher, teacher_shift_.of_row(i)});
+      act(KeptStrip<T, false>{at, shift_of(p_.logits, p_.logits_stride, row)},
+          KeptStrip<T, false>{
+              teacher, Kind::kHasTeacher ? shift_of(p_.teacher, p_.teacher_stride, row) : 0});
     }
   }
 
   // Calls act(strip of the block, student, teacher, columns, first column) for each of the span.
   template <class Act>
-  __device__ void for_each_strip(int slot, int i, const Act& act) const {
+  __device__ void for_each_strip(int slot, RowId row, const Act& act) const {
     int column = column_;
     for (int s = 0; s < p_.strips_per_warp; ++s) {
       const int end =
           s + 1 < p_.strips_per_warp ? first_column(p_, first_ + s + 1) : column_ + columns_;
-      with_columns(slot, i, column - column_, [&](const auto& student, const auto& teacher) {
+      with_columns(slot, row, column, [&](const auto& student, const auto& teacher) {
         act(local_first_ + s, student, teacher, end - column, column);
       });
       column = end;
     }
   }
 
-  __device__ void write(const RingCursor& slot, int i, unsigned n) {
-    with_columns(slot.at, i, 0, [&](const auto& student, const auto& teacher) {
-      write_gradient<Kind>(p_, student, teacher, columns_, to_write_, column_, *shared_.word(n),
-                           lane_);
+  __device__ void write(int slot, RowId row) const {
+    T* const to = static_cast<T*>(p_.gradient) + (row.row() * p_.gradient_stride + column_);
+    if (!row.counts()) return clear_gradient(p_, to, columns_, lane_);
+    with_columns(slot, row, column_, [&](const auto& student, const auto& teacher) {
+      write_gradient<Kind>(p_, student, teacher, columns_, to, column_, *shared_.word(slot), lane_);
     });
   }
 
-  // `n`: of the rows that count, this is the n-th.
-  __device__ void sum(const RingCursor& slot, int i, unsigned n) {
-    ptx::barrier_wait(shared_.loaded(slot.at), slot.parity);
+  __device__ void sum(int slot, RowId row, int i) const {
+    float* const table = shared_.sums(i);
     for_each_strip(
-        slot.at, i, [&](int s, const auto& student, const auto& teacher, int columns, int) {
+        slot, row, [&](int s, const auto& student, const auto& teacher, int columns, int) {
           const StripSums<Kind> strip = strip_sums<Kind>(p_, student, teacher, columns, lane_);
-          if (lane_ == 0) put_sums(shared_.sums(n), p_.strips_per_block, s, strip);
+          if (lane_ == 0) put_sums(table, p_.strips_per_block, s, strip);
         });
-    ptx::barrier_arrive(shared_.sums_there(n));
   }
-  __device__ void sum_extras(const RingCursor& slot, int i, unsigned n) {
-    ptx::barrier_wait(shared_.row_sums_there(), n % 2);
-    const RowSums row = shared_.word(n)->sums;
-    for_each_strip(slot.at, i,
+  __device__ void sum_extras(int slot, RowId row, int i) const {
+    const RowSums sums = shared_.word(slot)->sums;
+    float* const table = shared_.extras(i);
+    for_each_strip(slot, row,
                    [&](int s, const auto& student, const auto& teacher, int columns, int column) {
-                     put_strip_extras<Kind>(p_, shared_.extras(), p_.strips_per_block, s, student,
-                                            teacher, columns, column, row, lane_);
+                     put_strip_extras<Kind>(p_, table, p_.strips_per_block, s, student, teacher,
+                                            columns, column, sums, lane_);
                    });
-    ptx::barrier_arrive(shared_.extras_there());
   }
 
   const HeadParams& p_;
   const ClusterShared<Kind>& shared_;
-  const ClusterRowsOf& rows_;
   int lane_;
-  int first_, local_first_;      // strip, of the row and of the block
-  int column_, columns_;         // the span's
-  int offset_;                   // of the span in a matrix of a slot, bytes
-  Shift shift_, teacher_shift_;  // where rows are not in whole words
-  T* to_write_;                  // the span in the next row to be written
-  int64_t write_step_;           // elements to the cluster's next row
+  int group_;
+  int first_, local_first_;  // strip, of the row and of the block
+  int column_, columns_;     // the span's
+  int block_column_;         // the block's first
 };
 
 #endif

@@ -24,7 +24,7 @@ constexpr std::string_view name_of(RowKernel kernel) {
   return kernel == RowKernel::kCluster ? "head_rows_sm90_cluster" : "head_rows_sm80_streamed";
 }
 
-// 0: chosen here. What the benchmark sweeps. A slot holds a row.
+// 0: chosen here. What the benchmark sweeps. A slot holds a row; `slots`: of each group.
 struct Tuning {
   int cluster = 0;
   int warps = 0;
@@ -35,7 +35,9 @@ struct RowLayout {
   RowKernel kernel = RowKernel::kStreamed;
   RowCut cut;
   int cluster = 1;  // blocks a row
-  int warps = 1;    // a block; of a cluster, of columns
+  int warps = 1;    // a block; of a cluster's, those that share a row
+  // Of a cluster's block: groups of such warps, tables of exchanged sums, places for rows' ids.
+  int groups = 1, tables = 0, ids = 0;
   int strips_per_block = 0;
   int strips_per_warp = 0;
   int slots = 0;
@@ -48,8 +50,9 @@ struct RowLayout {
 // 64 registers a thread (__launch_bounds__(512, 2)) leave room for this many warps of the streamed
 // kernel on a multiprocessor.
 inline constexpr int kResidentWarps = 32;
-// Three rows: one is loaded, one summed, one written.
+// Three rows of a group: one is loaded, one summed, one written.
 inline constexpr int kSlots = 3;
+inline constexpr int kMaxGroups = 4;  // of a block's column warps
 inline constexpr int64_t kTwoRows = 2;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
@@ -72,18 +75,19 @@ constexpr RowCut cut_of(int64_t vocab, int64_t element_bytes, Family family) {
 }
 constexpr int n_sections(const RowCut& cut) { return cut.n_strips / cut.strips_per_section; }
 
-// Tables that warps exchange sums through, in bytes, `strips` a block: of two rows its strips' sums
-// and of three everyone's sections'; where there are extras, of one row its strips' and of two
-// everyone's sections'.
-constexpr int64_t table_bytes(Family family, bool extras, int64_t strips) {
-  const int64_t sums = n_sums(family) * (kTwoRows * strips + kSectionTables * kMaxSections);
-  const int64_t second = n_extras(family) * (strips + kTwoRows * kMaxSections);
+// Tables that warps exchange sums through, in bytes, `strips` a block: each its strips' sums and
+// everyone's sections', of so many rows; where there are extras, of half as many.
+constexpr int64_t table_bytes(Family family, bool extras, int64_t strips, int64_t tables) {
+  const int64_t sums = n_sums(family) * tables * (strips + kMaxSections);
+  const int64_t second = n_extras(family) * tables / 2 * (strips + kMaxSections);
   return round_up((sums + (extras || family == Family::kMixed ? second : 0)) * 4, 16);
 }
-// Of a cluster's block: each slot loaded and emptied; everyone's sections of three rows; its
-// strips' sums, the words and everyone's sections' extras of two; its strips' extras and the row's
-// sums.
-constexpr int64_t n_barriers(int64_t slots) { return 2 * slots + 11; }
+// Of a cluster's block: each slot loaded, with its word, emptied; for every table its strips' sums
+// and everyone's sections'; for every group the row's sums, its strips' extras and everyone's
+// sections'; each id.
+constexpr int64_t n_barriers(const RowLayout& layout) {
+  return 3 * layout.slots + 2 * layout.tables + 3 * layout.groups + layout.ids;
+}
 
 inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_bytes, Family family,
                            bool extras, int cluster, const Tuning& tuning) {
@@ -97,17 +101,21 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   while (layout.strips_per_block % layout.warps != 0) --layout.warps;
   layout.strips_per_warp = layout.strips_per_block / layout.warps;
   if (kernel == RowKernel::kStreamed) {
-    layout.shared_bytes = table_bytes(family, true, layout.strips_per_block);
+    layout.shared_bytes = table_bytes(family, true, layout.strips_per_block, kTwoRows);
     return layout;
   }
-  layout.table_bytes = table_bytes(family, extras, layout.strips_per_block);
-  layout.slots = tuning.slots;
+  while (layout.warps * layout.groups * 2 <= kMaxColumnWarps && layout.groups < kMaxGroups)
+    layout.groups *= 2;
+  layout.tables = 2 * layout.groups;
+  layout.table_bytes = table_bytes(family, extras, layout.strips_per_block, layout.tables);
+  layout.slots = tuning.slots * layout.groups;
+  for (layout.ids = 1; layout.ids < 2 * (layout.slots + layout.groups);) layout.ids *= 2;
   layout.in_whole_words = vocab * element_bytes % 16 == 0;
   const int64_t rounds = (int64_t{layout.cut.n_rounds} + cluster - 1) / cluster;
   layout.matrix_bytes = rounds * kWarpColumns * element_bytes + (layout.in_whole_words ? 0 : 16);
   layout.slot_bytes = layout.matrix_bytes * (family == Family::kLabels ? 1 : 2);
-  layout.shared_bytes = layout.slots * layout.slot_bytes + layout.table_bytes +
-                        kTwoRows * kRowWordBytes + n_barriers(layout.slots) * 8;
+  layout.shared_bytes = layout.slots * (layout.slot_bytes + kRowWordBytes) + layout.table_bytes +
+                        n_barriers(layout) * 8 + layout.ids * 8;
   return layout;
 }
 

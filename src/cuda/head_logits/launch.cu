@@ -62,7 +62,7 @@ unsigned blocks_of(int64_t items, int64_t per_block) {
 
 int threads_of(const RowLayout& layout) {
   if (layout.kernel == RowKernel::kStreamed) return layout.warps * 32;
-  return (layout.warps + (layout.cluster == 1 ? kOtherWarpsAlone : kOtherWarps)) * 32;
+  return (layout.warps * layout.groups + kOtherWarps) * 32;
 }
 
 // Clusters that fit the device together; each works through every so-many-th row.

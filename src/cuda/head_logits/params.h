@@ -22,11 +22,10 @@ inline constexpr int kWarpColumns = 32 * kLaneColumns;  // columns a warp takes 
 inline constexpr int kMaxStrips = 256;
 inline constexpr int kMaxSections = 16;  // a cluster has at most as many blocks
 inline constexpr int kMaxColumnWarps = 16;
-// Of a cluster's block: for the terms, the loads and what is sent; of a block alone, without the
-// last.
-inline constexpr int kOtherWarps = 3, kOtherWarpsAlone = 2;
-inline constexpr int kSectionTables = 3;       // of as many rows in a block (cluster_rows.cuh)
-inline constexpr int64_t kRowWordBytes = 112;  // what the terms' warp tells the others (RowWord)
+// Of a cluster's block (cluster_rows.cuh): two for the terms, one for loads, one that sends or, of
+// a block alone, finds out which row is next. 20 warps can have 96 registers a lane, 21 only 80.
+inline constexpr int kTermsWarps = 2, kOtherWarps = kTermsWarps + 2;
+inline constexpr int64_t kRowWordBytes = 112;  // what the terms' warps tell the others (RowWord)
 struct RowCut {
   int n_rounds = 0;  // the last may be short
   int n_strips = 1;  // a power of two; strip s starts at round s * n_rounds / n_strips
@@ -56,7 +55,9 @@ struct RowKind {
   static constexpr Family kFamily = kFamily_;
   static constexpr bool kSoftcap = kSoftcap_;
   static constexpr bool kHasTeacher = kFamily_ != Family::kLabels;
-  // Rounds whose columns a lane holds at a time, where they are whole.
+  // Rounds whose columns a lane holds at a time, where they are whole; while it looks for maxima,
+  // which takes few instructions.
+  static constexpr int kRoundsOfMax = sizeof(T) == 2 ? 5 : kHasTeacher ? 1 : 2;
   static constexpr int kRounds = kSoftcap_ || kHasTeacher ? 1 : sizeof(T) == 2 ? 5 : 2;
 };
 
@@ -105,6 +106,8 @@ struct Census {
   double scalars[kMaxTerms];
   float gain[kMaxTerms];  // upstream * weight / divisor
   unsigned finished;      // blocks of the last kernel that wrote their scalar
+  int rows_taken;         // of the row kernel, beyond those that its clusters start with
+  int clusters_ended;
 };
 
 enum class Fault : int { kLabel = 1, kNonFinite = 2, kSegment = 3, kPair = 4, kTopK = 5 };
@@ -128,7 +131,10 @@ struct HeadParams {
   // --- How the row is cut and laid over a cluster (config.h).
   RowCut cut;
   int strips_per_block = 0;
-  int strips_per_warp = 0;      // a warp takes adjacent strips, its span
+  int strips_per_warp = 0;  // a warp takes adjacent strips, its span
+  // Of a cluster's block: warps that share a row, groups of them that take rows in turn, tables of
+  // exchanged sums, places for rows' ids; all but the first powers of two.
+  int row_warps = 0, groups = 1, tables = 2, ids = 0;
   int slots = 0;                // rows that a block of a cluster holds
   int slot_bytes = 0;           // the teacher's columns included
   int matrix_bytes = 0;         // of one of them

@@ -220,6 +220,10 @@ const cuda::RowLaunch& lay_out_rows(const CudaHeadPlan::State& state, HeadParams
   p.cut = layout.cut;
   p.strips_per_block = layout.strips_per_block;
   p.strips_per_warp = layout.strips_per_warp;
+  p.row_warps = layout.warps;
+  p.groups = layout.groups;
+  p.tables = layout.tables;
+  p.ids = layout.ids;
   p.slots = layout.slots;
   p.slot_bytes = static_cast<int>(layout.slot_bytes);
   p.matrix_bytes = static_cast<int>(layout.matrix_bytes);

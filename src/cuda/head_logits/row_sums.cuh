@@ -241,7 +241,7 @@ __device__ inline StripSums<Kind> strip_sums(const HeadParams& p, const Strip& s
                                              const Strip& teacher, int columns, int lane) {
   using T = typename Kind::Element;
   RunningMax<T> running, teacher_running;
-  for_each_vector<Kind, Kind::kRounds>(
+  for_each_vector<Kind, Kind::kRoundsOfMax>(
       student, teacher, columns, lane,
       [&]<bool kTail>(int, const Vector<T>& mine, const Vector<T>& others) {
         running.add(mine);

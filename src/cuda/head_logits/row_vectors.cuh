@@ -19,15 +19,10 @@ class RowVectors {
     otherwise_ = lane <= kClassWeight ? 1 : 0;
   }
 
-  // Row `row` is the next to be asked for.
-  __device__ void look_ahead(int64_t row) { stored_label_ = stored_label(p_, row); }
-
-  // Asks for row `row`, which was the last looked ahead to.
-  __device__ void ask(int64_t row) {
-    counts_ = row_counts(p_, row, stored_label_);
-    label_ = column_of_label(p_, stored_label_);
+  // Asks for a row, which counts. `label`: its column_of_label.
+  __device__ void ask(int64_t row, int64_t label) {
+    label_ = label;
     value_ = otherwise_;
-    if (!counts_) return;
     const bool has = vector_.data != nullptr && (lane_ == kUpstream || label_ != kNoLabelHere) &&
                      (lane_ != kClassWeight || label_ >= 0);
     if (has) value_ = vector_.data[(lane_ == kClassWeight ? label_ : row) * vector_.stride];
@@ -35,7 +30,6 @@ class RowVectors {
   }
 
   // Of the row asked for last.
-  __device__ bool counts() const { return counts_; }
   __device__ RowInputs inputs() const {
     const auto of = [&](Lane lane) { return __shfl_sync(~0u, value_, lane); };
     RowInputs in;
@@ -64,8 +58,7 @@ class RowVectors {
   int lane_;
   RowFloats vector_;  // this lane's
   float otherwise_;   // where there is none
-  int64_t stored_label_ = -1, label_ = kNoLabelHere;
-  bool counts_ = false;
+  int64_t label_ = kNoLabelHere;
   float value_ = 0;
   T label_logit_{};
 };

@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(kScalarThreads) census(const __grid_constant__
   if (threadIdx.x == 0) {
     census.fault = ~0ull;
     census.finished = 0;
+    census.rows_taken = census.clusters_ended = 0;
   }
   for (int64_t s = threadIdx.x; s < p.n_segments; s += blockDim.x) p.segment_tokens[s] = 0;
   __syncthreads();

@@ -10,10 +10,9 @@ namespace ullage::lossk::cuda {
 template <class Kind>
 class SendWarp {
  public:
-  __device__ SendWarp(const ClusterShared<Kind>& shared, const ClusterRowsOf& rows, int lane)
+  __device__ SendWarp(const ClusterShared<Kind>& shared, int lane)
       : p_(shared.p),
         shared_(shared),
-        rows_(rows),
         lane_(lane),
         n_sections_(p_.cut.n_strips / p_.cut.strips_per_section),
         sections_here_(min(p_.strips_per_block, 32) / p_.cut.strips_per_section) {
@@ -27,41 +26,40 @@ class SendWarp {
     to_block_ = to_barrier_ + (ptx::cluster_rank() * block_sections + section) * 4;
   }
 
+  // What is sent for a row that does not count is not read, but the others wait for it: no block
+  // gets so far ahead through such rows that it writes over what a peer has still to read.
   __device__ void run() {
-    RowCounts counts;
-    RingCursor table;
-    unsigned n = 0;  // of the rows that count
-    for (int i = 0; i < rows_.count; ++i) {
-      if (!counts.next(p_, rows_, i, lane_)) continue;
-      if (n > 0) ptx::barrier_wait(shared_.word_there(n - 1), (n - 1) / 2 % 2);
-      ptx::barrier_wait(shared_.sums_there(n), n / 2 % 2);
-      send_sums(n, table.at);
-      if (shared_.has_extras) {
-        ptx::barrier_wait(shared_.extras_there(), n % 2);
-        send_extras(n);
+    RingCursor before;  // slot of row i - tables / 2
+    for (int i = 0; !shared_.wait_for_id(i).is_none(); ++i) {
+      if (i >= p_.tables / 2) {
+        shared_.wait_for_word(before);
+        before.advance(p_.slots);
       }
-      table.advance(kSectionTables);
-      ++n;
+      ptx::barrier_wait(shared_.sums_there(i), shared_.table_parity(i));
+      send_sums(i);
+      if (!shared_.has_extras) continue;
+      ptx::barrier_wait(shared_.extras_there(i), shared_.extras_parity(i));
+      send_extras(i);
     }
   }
 
  private:
-  __device__ void send_sums(unsigned n, int table) const {
+  __device__ void send_sums(int row) const {
     constexpr int kKinds = kSums<Kind::kFamily>;
-    send<kKinds>(shared_.section_sums(table), shared_.sections_there(table),
+    send<kKinds>(shared_.section_sums(row), shared_.sections_there(row),
                  [&](int i, float(&v)[kKinds]) {
                    put_sums(v, 1, 0,
-                            section_sums<Kind>(p_, shared_.sums(n), p_.strips_per_block, i,
+                            section_sums<Kind>(p_, shared_.sums(row), p_.strips_per_block, i,
                                                p_.cut.strips_per_section));
                  });
   }
-  __device__ void send_extras(unsigned n) const {
+  __device__ void send_extras(int row) const {
     constexpr int kKinds = kExtras<Kind::kFamily>;
-    send<kKinds>(shared_.section_extras(n), shared_.section_extras_there(n),
+    send<kKinds>(shared_.section_extras(row), shared_.section_extras_there(row),
                  [&](int i, float(&v)[kKinds]) {
 #pragma unroll
                    for (int kind = 0; kind < kKinds; ++kind) {
-                     v[kind] = section_extra(shared_.extras(), p_.strips_per_block, kind, i,
+                     v[kind] = section_extra(shared_.extras(row), p_.strips_per_block, kind, i,
                                              p_.cut.strips_per_section);
                    }
                  });
@@ -89,7 +87,6 @@ class SendWarp {
 
   const HeadParams& p_;
   const ClusterShared<Kind>& shared_;
-  const ClusterRowsOf& rows_;
   int lane_;
   int n_sections_;
   int sections_here_;  // of a group of 32 strips

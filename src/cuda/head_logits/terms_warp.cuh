@@ -1,4 +1,5 @@
-// The warp of a cluster's block that evaluates the terms (cluster_rows.cuh).
+// A warp of a cluster's block that evaluates the terms of every kTermsWarps-th row
+// (cluster_rows.cuh).
 #pragma once
 
 #include "cuda/head_logits/cluster_shared.cuh"
@@ -13,10 +14,10 @@ class TermsWarp {
   using T = typename Kind::Element;
 
  public:
-  __device__ TermsWarp(const ClusterShared<Kind>& shared, const ClusterRowsOf& rows, int lane)
+  __device__ TermsWarp(const ClusterShared<Kind>& shared, int warp, int lane)
       : p_(shared.p),
         shared_(shared),
-        rows_(rows),
+        warp_(warp),
         lane_(lane),
         writes_(ptx::cluster_rank() == 0),
         is_alone_(ptx::cluster_size() == 1),
@@ -25,68 +26,85 @@ class TermsWarp {
   __device__ void run() {
     const TermParams term = p_.terms[lane_ < p_.n_terms ? lane_ : 0];
     RowVectors<T> vectors(p_, lane_);
-    const auto ask = [&](int i) {
-      if (i < rows_.count) vectors.ask(rows_.row(i));
-      if (i + 1 < rows_.count) vectors.look_ahead(rows_.row(i + 1));
-    };
-    if (rows_.count > 0) vectors.look_ahead(rows_.row(0));
-    ask(0);
+    RowId row = shared_.wait_for_id(warp_);
+    if (row.counts()) vectors.ask(p_.first_row + row.row(), row.label);
     ptx::wait_for_previous_kernel();
     const float gain = lane_ < p_.n_terms ? p_.census->gain[lane_] : 0.0f;
-    RingCursor table;
-    unsigned n = 0;  // of the rows that count
-    for (int i = 0; i < rows_.count; ++i) {
-      const bool counts = vectors.counts();
-      const RowInputs in = vectors.inputs();
-      ask(i + 1);
-      if (counts) {
-        evaluate(rows_.row(i), in, term, gain, table, n++);
-        table.advance(kSectionTables);
-      } else if (writes_) {
-        clear_row(p_, rows_.row(i), lane_);
+    RingCursor slot;
+    slot.advance(p_.slots, warp_);
+    for (int i = warp_; !row.is_none(); i += kTermsWarps) {
+      const int64_t at = p_.first_row + row.row();
+      RowInputs in;
+      FinishedRow done;
+      if (row.counts()) {
+        const RowSums sums = sums_of(i, slot.at);
+        in = vectors.inputs();
+        done = finish_row<Kind>(p_, term, at, in, sums, gain, lane_, writes_);
+        if (lane_ == 0) *shared_.word(slot.at) = done.word;
+      } else {
+        pass(i);
       }
+      if (lane_ == 0) ptx::barrier_arrive(shared_.word_there(slot.at));
+      __syncwarp();
+      // What the next row brings travels while this one's outputs are written.
+      const RowId next = shared_.wait_for_id(i + kTermsWarps);
+      if (next.counts()) vectors.ask(p_.first_row + next.row(), next.label);
+      if (writes_ && row.counts()) write_finished_row<Kind>(p_, at, in, done, lane_);
+      if (writes_ && !row.counts()) clear_row(p_, at, lane_);
+      row = next;
+      slot.advance(p_.slots, kTermsWarps);
     }
   }
 
  private:
-  __device__ void evaluate(int64_t row, const RowInputs& in, const TermParams& term, float gain,
-                           const RingCursor& table, unsigned n) {
-    float* const sections = shared_.section_sums(table.at);
-    // Also: every column warp is done with the word of the row before last.
-    ptx::barrier_wait(shared_.sums_there(n), n / 2 % 2);
+  __device__ void wait_for_sums(int i) const {
     if (is_alone_) {
-      fold_strips<Kind>(p_, shared_.sums(n), p_.strips_per_block, sections, lane_);
+      ptx::barrier_wait(shared_.sums_there(i), shared_.table_parity(i));
     } else {
-      ptx::barrier_wait(shared_.sections_there(table.at), table.parity);
+      ptx::barrier_wait(shared_.sections_there(i), shared_.table_parity(i));
+    }
+  }
+  __device__ void wait_for_extras(int i) const {
+    if (is_alone_) {
+      ptx::barrier_wait(shared_.extras_there(i), shared_.extras_parity(i));
+    } else {
+      ptx::barrier_wait(shared_.section_extras_there(i), shared_.extras_parity(i));
+    }
+  }
+
+  __device__ RowSums sums_of(int i, int slot) const {
+    float* const sections = shared_.section_sums(i);
+    wait_for_sums(i);
+    if (is_alone_) {
+      fold_strips<Kind>(p_, shared_.sums(i), p_.strips_per_block, sections, lane_);
     }
     RowSums sums = row_sums<Kind>(p_, sections, n_sections_, lane_);
-    if (shared_.has_extras) {
-      if (lane_ == 0) {
-        shared_.word(n)->sums = sums;
-        ptx::barrier_arrive(shared_.row_sums_there());
-      }
-      __syncwarp();
-      if (is_alone_) {
-        ptx::barrier_wait(shared_.extras_there(), n % 2);
-        fold_extras<Kind>(p_, shared_.extras(), p_.strips_per_block, shared_.section_extras(n),
-                          lane_);
-      } else {
-        ptx::barrier_wait(shared_.section_extras_there(n), n / 2 % 2);
-      }
-      add_extras<Kind>(shared_.section_extras(n), n_sections_, lane_, sums);
-    }
-    const FinishedRow done = finish_row<Kind>(p_, term, row, in, sums, gain, lane_, writes_);
+    if (!shared_.has_extras) return sums;
     if (lane_ == 0) {
-      *shared_.word(n) = done.word;
-      ptx::barrier_arrive(shared_.word_there(n));
+      shared_.word(slot)->sums = sums;
+      ptx::barrier_arrive(shared_.row_sums_there(i));
     }
     __syncwarp();
-    if (writes_) write_finished_row<Kind>(p_, row, in, done, lane_);
+    wait_for_extras(i);
+    if (is_alone_) {
+      fold_extras<Kind>(p_, shared_.extras(i), p_.strips_per_block, shared_.section_extras(i),
+                        lane_);
+    }
+    add_extras<Kind>(shared_.section_extras(i), n_sections_, lane_, sums);
+    return sums;
+  }
+
+  // A row that no term counts takes the same way, with nothing.
+  __device__ void pass(int i) const {
+    wait_for_sums(i);
+    if (!shared_.has_extras) return;
+    if (lane_ == 0) ptx::barrier_arrive(shared_.row_sums_there(i));
+    wait_for_extras(i);
   }
 
   const HeadParams& p_;
   const ClusterShared<Kind>& shared_;
-  const ClusterRowsOf& rows_;
+  int warp_;  // of the block's for the terms
   int lane_;
   bool writes_;    // the row's outputs
   bool is_alone_;  // of its cluster
