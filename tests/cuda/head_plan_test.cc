@@ -95,6 +95,11 @@ TEST(CudaHeadPlan, GathersAndPatchesTopKIds) {
   ASSERT_TRUE(losses.ok());
   EXPECT_EQ(losses->launches(), 4);
   EXPECT_LT(losses->workspace_bytes(), plan->workspace_bytes());
+  // A bit a column in shared memory.
+  const int64_t most = cuda::most_top_k_columns({});
+  EXPECT_TRUE(plan_cuda({4, 0, most}, config, bf16(), {}).ok());
+  EXPECT_EQ(plan_cuda({4, 0, most + 1}, config, bf16(), {}).status().code(),
+            kLossDimensionTooLarge);
   // With a dense teacher beside it.
   config.teachers.push_back({.vocab = 32000, .dtype = DType::kBF16});
   config.terms.push_back(config.terms[0]);

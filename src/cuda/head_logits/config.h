@@ -75,6 +75,13 @@ constexpr RowCut cut_of(int64_t vocab, int64_t element_bytes, Family family) {
 }
 constexpr int n_sections(const RowCut& cut) { return cut.n_strips / cut.strips_per_section; }
 
+// The gather of a top-k teacher's ids keeps a bit for each column, whether it is among them, in
+// shared memory, beside some words for each warp.
+constexpr int64_t top_k_bitmap_bytes(int64_t vocab) { return (vocab + 31) / 32 * 4; }
+constexpr int64_t most_top_k_columns(const CudaDevice& device) {
+  return (device.shared_per_block_bytes - kTopKSumsBytes) / 4 * 32;
+}
+
 // Tables that warps exchange sums through, in bytes, `strips` a block: each its strips' sums and
 // everyone's sections', of so many rows; where there are extras, of half as many.
 constexpr int64_t table_bytes(Family family, bool extras, int64_t strips, int64_t tables) {

@@ -116,7 +116,7 @@ Status start_rows(const HeadParams& params, const RowLaunch& launch, bool early,
                   cudaStream_t stream) {
   if (params.n_rows == 0) return kCudaOk;
   if (params.top_k == 0) return start_plain_rows(params, launch, early, stream);
-  const int64_t bitmap_bytes = (params.vocab + 31) / 32 * 4;
+  const int64_t bitmap_bytes = top_k_bitmap_bytes(params.vocab);
   const void* const gather = gather_kernel(launch.dtype);
   ULLAGE_RETURN_IF_CUDA_FAILS(
       "cudaFuncSetAttribute",

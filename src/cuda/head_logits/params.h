@@ -25,7 +25,8 @@ inline constexpr int kMaxColumnWarps = 16;
 // Of a cluster's block (cluster_rows.cuh): two for the terms, one for loads, one that sends or, of
 // a block alone, finds out which row is next. 20 warps can have 96 registers a lane, 21 only 80.
 inline constexpr int kTermsWarps = 2, kOtherWarps = kTermsWarps + 2;
-inline constexpr int64_t kRowWordBytes = 112;  // what the terms' warps tell the others (RowWord)
+inline constexpr int64_t kRowWordBytes = 112;   // what the terms' warps tell the others (RowWord)
+inline constexpr int64_t kTopKSumsBytes = 256;  // of the gather of top-k ids, at most
 struct RowCut {
   int n_rounds = 0;  // the last may be short
   int n_strips = 1;  // a power of two; strip s starts at round s * n_rounds / n_strips

@@ -62,7 +62,8 @@ Status not_taken(const LossTerm& term, std::string_view field, const std::string
 }
 
 // What the algebra takes and these kernels do not.
-Status check_taken(const Shape& shape, const HeadConfig& config, const Request& request) {
+Status check_taken(const Shape& shape, const HeadConfig& config, const Request& request,
+                   const CudaDevice& device) {
   if (shape.d_model != 0) {
     return {kHeadShapeMismatch,
             "d_model is " + describe(shape.d_model) + "; accepted: 0, for the logits are given"};
@@ -110,6 +111,12 @@ Status check_taken(const Shape& shape, const HeadConfig& config, const Request& 
     if (teacher.kind == TeacherKind::kTopK) {
       if (teacher.k > INT32_MAX) {
         return not_taken(term, "its teacher's k", describe(teacher.k), "up to 2147483647");
+      }
+      if (shape.vocab > cuda::most_top_k_columns(device)) {
+        return {kLossDimensionTooLarge,
+                "term '" + term.name + "': vocab is " + describe(shape.vocab) +
+                    "; accepted with a top-k teacher on " + device.name + ": up to " +
+                    describe(cuda::most_top_k_columns(device))};
       }
       continue;
     }
@@ -318,7 +325,8 @@ Result<CudaHeadPlan> cuda::plan_with_tuning(const Shape& shape, const HeadConfig
                                             const Tuning& tuning) {
   if (Status status = validate(config); !status.ok()) return status;
   if (Status status = check_plan(shape, config, request); !status.ok()) return status;
-  if (Status status = check_taken(shape, config, request); !status.ok()) return status;
+  if (Status status = check_taken(shape, config, request, options.device); !status.ok())
+    return status;
   auto state = std::make_shared<CudaHeadPlan::State>();
   state->shape = shape;
   state->config = config;

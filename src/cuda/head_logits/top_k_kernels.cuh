@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(kGatherThreads)
     gather_top_k(const __grid_constant__ HeadParams p) {
   extern __shared__ unsigned top_k_columns[];
   __shared__ OthersSum of_warps[kGatherThreads / 32];
+  static_assert(sizeof of_warps <= kTopKSumsBytes);
   const int64_t row = p.first_row + blockIdx.x;
   if (!row_counts(p, row, stored_label(p, row))) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
