@@ -178,23 +178,32 @@ TEST_F(CudaHeadBits, AnEqualTeacherGivesExactlyZero) {
   }
 }
 
+// Several rows for each cluster, of one block and of four.
 TEST_F(CudaHeadBits, IgnoredRowsAreNotRead) {
-  for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
-    RandomHead head = draw({"ce", "z"}, rng, 40, 3000, DType::kBF16);
-    for (int64_t r = 0; r < 40; ++r) {
+  constexpr int64_t kRows = 200, kVocab = 3000;
+  const struct {
+    const char* kernel;
+    int cluster;
+  } cases[] = {
+      {"head_rows_sm90_cluster", 1}, {"head_rows_sm90_cluster", 4}, {"head_rows_sm80_streamed", 0}};
+  for (const auto& [kernel, cluster] : cases) {
+    RandomHead head = draw({"ce", "z"}, rng, kRows, kVocab, DType::kBF16);
+    for (int64_t r = 0; r < kRows; ++r) {
       if (r % 3 == 0) head.inputs.labels[r] = -100;
       if (head.inputs.labels[r] >= 0) continue;
-      for (int64_t j = 0; j < 3000; ++j) head.inputs.logits[r * 3000 + j] = NAN;
+      for (int64_t j = 0; j < kVocab; ++j) head.inputs.logits[r * kVocab + j] = NAN;
     }
     const DeviceResult result =
-        run_on_device(head.config, head.inputs, {.dtype = DType::kBF16, .kernel = kernel});
+        run_on_device(head.config, head.inputs,
+                      {.dtype = DType::kBF16, .kernel = kernel, .tuning = {.cluster = cluster}});
+    ASSERT_EQ(result.kernel, kernel);
     EXPECT_TRUE(result.checked.ok()) << result.checked.to_string();
     EXPECT_TRUE(std::isfinite(result.total[0]));
-    for (int64_t r = 0; r < 40; ++r) {
+    for (int64_t r = 0; r < kRows; ++r) {
       if (head.inputs.labels[r] >= 0) continue;
       EXPECT_EQ(result.token_loss[r], 0);
       EXPECT_EQ(result.argmax[r], -1);
-      for (int64_t j = 0; j < 3000; ++j) ASSERT_EQ(result.gradient[r * 3000 + j], 0);
+      for (int64_t j = 0; j < kVocab; ++j) ASSERT_EQ(result.gradient[r * kVocab + j], 0);
     }
   }
 }
