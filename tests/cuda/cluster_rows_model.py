@@ -89,6 +89,7 @@ class Cluster:
         self.ends_told = 0
         self.block = [Block(self) for _ in range(blocks)]
         self.under_way = []  # what arrives later
+        self.overwritten = set()  # rows whose gradient some block writes over their logits
         self.done = []       # (block, warp, row) written, (block, row) evaluated
 
     # What every warp does.
@@ -215,6 +216,7 @@ class Cluster:
                 if row_before is not None:
                     yield from self.wait_for_word(x, before)
                     if self.gradient:
+                        self.overwritten.add(row_before)
                         if self.rows[row_before]:
                             yield from self.read([x.word[before.at], x.slot[before.at]], row_before, "word and columns")
                             expect(x.slot[before.at] == row_before, f"row {row_before} is loaded over while it is written")
@@ -253,6 +255,8 @@ class Cluster:
             counts = yield from self.wait_for_id(x, i)
             if counts is None:
                 return
+            yield None
+            expect(i not in self.overwritten, f"the label's logit of row {i} is read after its gradient is written")
             if i >= self.tables // 2:
                 yield from self.wait_for_word(x, before)
                 before.advance()

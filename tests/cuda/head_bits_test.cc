@@ -105,26 +105,39 @@ TEST_F(CudaHeadBits, DoNotDependOnRunPlacementOrKernel) {
 }
 
 // Clusters take rows as they come to them, those that count and those that do not: each once, from
-// fewer rows than there are clusters to several for each.
+// fewer rows than there are clusters to several for each; in clusters of one, two and eight blocks
+// and one, two and four groups of warps; with a second pass for outputs and without.
 TEST_F(CudaHeadBits, EveryRowIsTakenOnce) {
-  for (const int64_t vocab : {1100, 4099, 9001}) {
-    for (const int64_t n_tok : {1, 2, 5, 133, 700}) {
-      RandomHead head = draw({"ce", "z"}, rng, n_tok, vocab, DType::kBF16);
+  const struct {
+    int64_t vocab;
+    int cluster;
+    std::vector<int64_t> n_tok;
+  } cases[] = {{1100, 1, {1, 5, 133, 1500}}, {4099, 1, {133, 700}},       {9001, 1, {133, 700}},
+               {9001, 2, {1, 133, 700}},     {9001, 8, {1, 5, 133, 700}}, {41000, 2, {200}}};
+  for (const auto& [vocab, cluster, counts] : cases) {
+    for (const int64_t n_tok : counts) {
+      RandomHead head = draw({"ce", "grpo_0"}, rng, n_tok, vocab, DType::kBF16);
       head.inputs.n_segments = 0;
       head.inputs.segments.clear();
       for (int64_t& label : head.inputs.labels) label = below(rng, vocab);
       const std::vector<int64_t> labels = head.inputs.labels;
-      for (const int period : {1, 2, 7, 1000}) {  // the last: no row counts
+      for (const int period : {1, 3, 10000}) {  // the last: no row counts
         for (int64_t r = 0; r < n_tok; ++r) {
           head.inputs.labels[r] = (r + 1) % period == 0 ? labels[r] : -100;
         }
-        const DeviceResult streamed = run_on_device(
-            head.config, head.inputs, {.dtype = DType::kBF16, .kernel = "head_rows_sm80_streamed"});
-        for (const int cluster : {1, 2, 8}) {
-          if (cluster > 1 && vocab < 9001) continue;
-          const DeviceResult kept = run_on_device(
-              head.config, head.inputs, {.dtype = DType::kBF16, .tuning = {.cluster = cluster}});
-          ASSERT_EQ(kept.kernel, "head_rows_sm90_cluster");
+        const DeviceOptions plain = {.dtype = DType::kBF16};
+        DeviceOptions added = plain, forward = plain, in_place = plain;
+        added.accumulate = true;
+        forward.gradient = forward.row_outputs = false;
+        in_place.in_place = true;
+        in_place.row_outputs = false;
+        for (DeviceOptions options : {plain, added, forward, in_place}) {
+          options.kernel = "head_rows_sm80_streamed";
+          const DeviceResult streamed = run_on_device(head.config, head.inputs, options);
+          options.kernel = "head_rows_sm90_cluster";
+          options.tuning = {.cluster = cluster};
+          const DeviceResult kept = run_on_device(head.config, head.inputs, options);
+          ASSERT_EQ(kept.kernel, "head_rows_sm90_cluster") << kept.planned.to_string();
           expect_same(streamed, kept,
                       std::to_string(n_tok) + " x " + std::to_string(vocab) + ", every " +
                           std::to_string(period) + "th, cluster " + std::to_string(cluster));

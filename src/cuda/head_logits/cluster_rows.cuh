@@ -8,8 +8,8 @@
 //                      gradient of this row, from shared memory to global; the extras of the next
 //                      row, where some are asked for. Short rows: groups of warps, which take rows
 //                      in turn
-//   the send warp      strips to sections -> every block's table; of a block alone, the terms'
-//                      warps make the sections
+//   the send warp      strips to sections -> every block's table; the label's logit. Of a block
+//                      alone, the terms' warps do both
 //   the terms' warps   in turn a row each: sections to the row's sums -> terms -> RowWord, and the
 //                      row's outputs
 //

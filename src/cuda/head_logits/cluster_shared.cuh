@@ -35,8 +35,8 @@ struct alignas(8) RowId {
 
 // The block's shared memory, in the order of layout_of (config.h):
 // slots | strips' sums of `tables` rows | sections' sums of as many | strips' extras of `groups`
-// rows | sections' extras of as many | each slot's word | barriers | ids of rows. Without extras
-// their tables take no room.
+// rows | sections' extras of as many | each slot's word | barriers | ids of rows | logits of the
+// labels of `tables` rows. Without extras their tables take no room.
 template <class Kind>
 struct ClusterShared {
   static constexpr int kSumKinds = kSums<Kind::kFamily>, kExtraKinds = kExtras<Kind::kFamily>;
@@ -91,6 +91,11 @@ struct ClusterShared {
   __device__ uint32_t id_there(int i) const { return barrier(id_barriers() + (i & (p.ids - 1))); }
   __device__ RowId* id_place(int i) const {
     return reinterpret_cast<RowId*>(word(p.slots)) + id_barriers() + p.ids + (i & (p.ids - 1));
+  }
+
+  // Of a row that was sent for: its label's logit.
+  __device__ float* label_logit(int i) const {
+    return reinterpret_cast<float*>(id_place(0) + p.ids) + table(i);
   }
 
   // Once it is there.

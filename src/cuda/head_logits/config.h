@@ -122,7 +122,7 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   layout.matrix_bytes = rounds * kWarpColumns * element_bytes + (layout.in_whole_words ? 0 : 16);
   layout.slot_bytes = layout.matrix_bytes * (family == Family::kLabels ? 1 : 2);
   layout.shared_bytes = layout.slots * (layout.slot_bytes + kRowWordBytes) + layout.table_bytes +
-                        n_barriers(layout) * 8 + layout.ids * 8;
+                        n_barriers(layout) * 8 + layout.ids * 8 + layout.tables * 4;
   return layout;
 }
 

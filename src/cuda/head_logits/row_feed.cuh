@@ -40,6 +40,7 @@ class RowFeed {
     } else {
       ++ends_;
     }
+    __syncwarp();
     if (blocks_ > 1) {
       if (lane_ < blocks_) {
         ptx::store_pair_in_block(ptx::shared_address(shared_.id_place(i)) + to_block_, told.id,

@@ -9,7 +9,9 @@ namespace ullage::lossk::cuda {
 template <class T>
 class RowVectors {
  public:
-  __device__ RowVectors(const HeadParams& p, int lane) : p_(p), lane_(lane) {
+  // `with_logit`: of the label, where nobody else reads it.
+  __device__ RowVectors(const HeadParams& p, bool with_logit, int lane)
+      : p_(p), with_logit_(with_logit), lane_(lane) {
     if (lane == kUpstream) vector_ = p.upstream_rows;
     if (lane == kTokenWeight) vector_ = p.token_weights;
     if (lane == kClassWeight) vector_ = p.class_weights;
@@ -26,7 +28,7 @@ class RowVectors {
     const bool has = vector_.data != nullptr && (lane_ == kUpstream || label_ != kNoLabelHere) &&
                      (lane_ != kClassWeight || label_ >= 0);
     if (has) value_ = vector_.data[(lane_ == kClassWeight ? label_ : row) * vector_.stride];
-    label_logit_ = label_logit<T>(p_, row, label_);
+    if (with_logit_) label_logit_ = label_logit<T>(p_, row, label_);
   }
 
   // Of the row asked for last.
@@ -55,6 +57,7 @@ class RowVectors {
   };
 
   const HeadParams& p_;
+  bool with_logit_;
   int lane_;
   RowFloats vector_;  // this lane's
   float otherwise_;   // where there is none

@@ -9,6 +9,8 @@ namespace ullage::lossk::cuda {
 
 template <class Kind>
 class SendWarp {
+  using T = typename Kind::Element;
+
  public:
   __device__ SendWarp(const ClusterShared<Kind>& shared, int lane)
       : p_(shared.p),
@@ -30,12 +32,21 @@ class SendWarp {
   // gets so far ahead through such rows that it writes over what a peer has still to read.
   __device__ void run() {
     RingCursor before;  // slot of row i - tables / 2
-    for (int i = 0; !shared_.wait_for_id(i).is_none(); ++i) {
+    for (int i = 0;; ++i) {
+      const RowId row = shared_.wait_for_id(i);
+      if (row.is_none()) return;
+      // Read before the row is sent for, and so before any block writes its gradient, which may lie
+      // where the logits do.
+      T logit{};
+      if (lane_ == 0 && row.counts()) {
+        logit = label_logit<T>(p_, p_.first_row + row.row(), row.label);
+      }
       if (i >= p_.tables / 2) {
         shared_.wait_for_word(before);
         before.advance(p_.slots);
       }
       ptx::barrier_wait(shared_.sums_there(i), shared_.table_parity(i));
+      if (lane_ == 0) *shared_.label_logit(i) = to_float(logit);
       send_sums(i);
       if (!shared_.has_extras) continue;
       ptx::barrier_wait(shared_.extras_there(i), shared_.extras_parity(i));

@@ -25,7 +25,7 @@ class TermsWarp {
 
   __device__ void run() {
     const TermParams term = p_.terms[lane_ < p_.n_terms ? lane_ : 0];
-    RowVectors<T> vectors(p_, lane_);
+    RowVectors<T> vectors(p_, is_alone_, lane_);
     RowId row = shared_.wait_for_id(warp_);
     if (row.counts()) vectors.ask(p_.first_row + row.row(), row.label);
     ptx::wait_for_previous_kernel();
@@ -39,11 +39,13 @@ class TermsWarp {
       if (row.counts()) {
         const RowSums sums = sums_of(i, slot.at);
         in = vectors.inputs();
+        if (!is_alone_) in.label_logit = *shared_.label_logit(i);
         done = finish_row<Kind>(p_, term, at, in, sums, gain, lane_, writes_);
         if (lane_ == 0) *shared_.word(slot.at) = done.word;
       } else {
         pass(i);
       }
+      __syncwarp();
       if (lane_ == 0) ptx::barrier_arrive(shared_.word_there(slot.at));
       __syncwarp();
       // What the next row brings travels while this one's outputs are written.
@@ -98,6 +100,7 @@ class TermsWarp {
   __device__ void pass(int i) const {
     wait_for_sums(i);
     if (!shared_.has_extras) return;
+    __syncwarp();
     if (lane_ == 0) ptx::barrier_arrive(shared_.row_sums_there(i));
     wait_for_extras(i);
   }
