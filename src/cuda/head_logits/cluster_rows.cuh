@@ -28,6 +28,8 @@
 //   id              for row i + 2 slots + 2 g, told when the first block has row i + 2 slots and so
 //                   has emptied the slot of row i + slots, whose word every block had a part in
 //                   that had emptied the slot of row i
+//
+// tests/cuda/cluster_rows_model.py runs all this under random schedulers: change it there first.
 #pragma once
 
 #include "cuda/head_logits/column_warp.cuh"
