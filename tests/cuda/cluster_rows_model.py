@@ -78,12 +78,12 @@ class Block:
 
 
 class Cluster:
-    def __init__(self, seed, blocks, groups, slots_of_group, row_warps, rows, extras, gradient, sends_all=True):
+    def __init__(self, seed, blocks, groups, slots_of_group, tables_of_group, row_warps, rows, extras, gradient, sends_all=True):
         self.rng = random.Random(seed)
         self.blocks, self.groups, self.row_warps = blocks, groups, row_warps
         self.rows, self.has_extras, self.gradient, self.sends_all = rows, extras, gradient, sends_all
-        self.slots, self.tables, self.ids = slots_of_group * groups, 2 * groups, 1
-        while self.ids < 2 * (self.slots + groups):
+        self.slots, self.tables, self.ids = slots_of_group * groups, tables_of_group * groups, 1
+        while self.ids < 2 * self.slots + self.tables:
             self.ids *= 2
         self.ends = max(groups, TERMS_WARPS)
         self.ends_told = 0
@@ -200,7 +200,7 @@ class Cluster:
             if sums_only:
                 if counts is None:
                     return
-                if i >= self.tables:
+                if i >= 2 * self.groups:
                     yield from self.wait_for_word(x, before)
                     before.advance(self.groups)
             if counts:
@@ -343,6 +343,7 @@ def expect(truth, otherwise):
 def drawn(seed):
     rng = random.Random(seed)
     share = rng.choice([0, 0, 0.1, 0.5, 0.9, 1])
+    extras = rng.random() < 0.4
     return {
         "seed": seed,
         "blocks": rng.choice([1, 2, 2, 4, 8]),
@@ -350,7 +351,8 @@ def drawn(seed):
         "slots_of_group": rng.choice([2, 3, 3, 5]),
         "row_warps": rng.choice([1, 2, 3]),
         "rows": [rng.random() >= share for _ in range(rng.choice([0, 1, 2, 3, 7, 30, 60]))],
-        "extras": rng.random() < 0.4,
+        "extras": extras,
+        "tables_of_group": 2 if extras else rng.choice([2, 4]),
         "gradient": rng.random() < 0.7,
     }
 

@@ -18,16 +18,17 @@
 //
 // Every row passes every barrier and every exchange, whether it counts or not: a barrier's phase is
 // known from the row, and no block leaves its peers behind. What is written for row i is free
-// again, with g groups and 2 g tables:
-//   strips' sums    for row i + 2 g, which a group sums once it has the word of row i
-//   sections' sums  for row i + 2 g: a row's are sent once the block has the word of g rows before,
-//                   so who sends for row i + 2 g has the word of row i + g, which every block had a
-//                   part in that had the word of row i
+// again, with g groups and t tables (2 g or, for sums alone, 4 g):
+//   strips' sums    for row i + t, which a group sums once it has the word of row i + t - 2 g
+//   sections' sums  for row i + t: a row's are sent once the block has the word of t / 2 rows
+//                   before, so who sends for row i + t has the word of row i + t / 2, which every
+//                   block had a part in that had the word of row i
 //   extras          for row i + g: they are formed once the group has the word of row i
 //   slot, word      when the gradient is written; without one, when the row is summed
-//   id              for row i + 2 slots + 2 g, told when the first block has row i + 2 slots and so
-//                   has emptied the slot of row i + slots, whose word every block had a part in
-//                   that had emptied the slot of row i
+//   id              for row i + 2 slots + t, told when the first block has row
+//                   i + 2 slots + t - 2 g and so has emptied the slot of row i + slots + t - 2 g,
+//                   which every block had a part in that had emptied the slot of row i and had its
+//                   word
 //
 // tests/cuda/cluster_rows_model.py runs all this under random schedulers: change it there first.
 #pragma once
@@ -38,6 +39,24 @@
 #include "cuda/head_logits/terms_warp.cuh"
 
 namespace ullage::lossk::cuda {
+
+// -inf behind the last columns of a row in whole words, up to a whole round, in every slot: copies
+// never reach there.
+template <class Kind>
+__device__ inline void pad_slots(const ClusterShared<Kind>& shared) {
+  using T = typename Kind::Element;
+  const HeadParams& p = shared.p;
+  if (!p.in_whole_words) return;
+  const int first = static_cast<int>(ptx::cluster_rank()) * p.strips_per_block;
+  const int columns = columns_between(p, first, first + p.strips_per_block);
+  const int pad = -columns & (kWarpColumns - 1);
+  const int matrices = (Kind::kHasTeacher ? 2 : 1) * p.slots;
+  for (int i = threadIdx.x; i < matrices * pad; i += blockDim.x) {
+    const int matrix = i / pad, slot = Kind::kHasTeacher ? matrix / 2 : matrix;
+    const int of_slot = Kind::kHasTeacher && matrix % 2 != 0 ? p.matrix_bytes : 0;
+    reinterpret_cast<T*>(shared.slot(slot) + of_slot)[columns + i % pad] = minus_infinity<T>();
+  }
+}
 
 template <class Kind>
 __global__ void __launch_bounds__((kMaxColumnWarps + kOtherWarps) * 32, 1)
@@ -54,11 +73,16 @@ __global__ void __launch_bounds__((kMaxColumnWarps + kOtherWarps) * 32, 1)
       .barriers =
           start + static_cast<uint32_t>(p.slots * (p.slot_bytes + kRowWordBytes) + p.table_bytes)};
   if (threadIdx.x == 0) shared.init_barriers();
+  pad_slots(shared);
   __syncthreads();
   ptx::cluster_sync();  // every block's barriers are ready before a peer counts on them
   const int other = warp - p.row_warps * p.groups;
   if (other < 0) {
-    ColumnWarp<Kind>(shared, warp, lane).run();
+    if (p.in_whole_words) {
+      ColumnWarp<Kind, true>(shared, warp, lane).run();
+    } else {
+      ColumnWarp<Kind, false>(shared, warp, lane).run();
+    }
   } else if (other < kTermsWarps) {
     TermsWarp<Kind>(shared, other, lane).run();
   } else if (other == kTermsWarps) {

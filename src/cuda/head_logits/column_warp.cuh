@@ -12,7 +12,7 @@ namespace ullage::lossk::cuda {
 // kAligned.
 template <class T, bool kAligned_>
 struct KeptStrip {
-  static constexpr bool kAligned = kAligned_, kKept = true;
+  static constexpr bool kAligned = kAligned_, kKept = true, kPadded = kAligned_;
   const T* data;  // the word's first column
   int shift;
 
@@ -36,9 +36,11 @@ struct KeptStrip {
   }
 };
 
-template <class Kind>
+// kWhole: rows are in whole words (HeadParams::in_whole_words).
+template <class Kind, bool kWhole>
 class ColumnWarp {
   using T = typename Kind::Element;
+  using Strip = KeptStrip<T, kWhole>;
 
  public:
   // Warp `warp` of the block's for columns: p.row_warps share a row, as many others the next.
@@ -63,10 +65,10 @@ class ColumnWarp {
     for (int i = group_;; i += p_.groups) {
       ptx::barrier_wait(shared_.loaded(slot.at), slot.parity);
       const RowId row = shared_.id(i);
-      // The tables of row i - tables are free once it has its word.
+      // The tables of rows up to i - 2 groups are free once those have their words.
       if (sums_only) {
         if (row.is_none()) return;
-        if (i >= p_.tables) {
+        if (i >= 2 * p_.groups) {
           shared_.wait_for_word(before);
           before.advance(p_.slots, p_.groups);
         }
@@ -103,18 +105,18 @@ class ColumnWarp {
                             (16 / sizeof(T)));
   }
 
-  // Calls act(student, teacher) with the row's columns in a slot, from the row's `from` on.
-  template <class Act>
-  __device__ void with_columns(int slot, RowId row, int from, const Act& act) const {
+  // The row's columns in a slot, from the row's `from` on.
+  struct Columns {
+    Strip student, teacher;
+  };
+  __device__ Columns columns_of(int slot, RowId row, int from) const {
     const T* const at = reinterpret_cast<const T*>(shared_.slot(slot)) + (from - block_column_);
-    const T* const teacher = at + p_.matrix_bytes / sizeof(T);
-    if (p_.in_whole_words) {
-      act(KeptStrip<T, true>{at, 0}, KeptStrip<T, true>{teacher, 0});
-    } else {
-      act(KeptStrip<T, false>{at, shift_of(p_.logits, p_.logits_stride, row)},
-          KeptStrip<T, false>{
-              teacher, Kind::kHasTeacher ? shift_of(p_.teacher, p_.teacher_stride, row) : 0});
+    Columns columns{{at, 0}, {at + p_.matrix_bytes / sizeof(T), 0}};
+    if constexpr (!kWhole) {
+      columns.student.shift = shift_of(p_.logits, p_.logits_stride, row);
+      if (Kind::kHasTeacher) columns.teacher.shift = shift_of(p_.teacher, p_.teacher_stride, row);
     }
+    return columns;
   }
 
   // Calls act(strip of the block, student, teacher, columns, first column) for each of the span.
@@ -124,9 +126,8 @@ class ColumnWarp {
     for (int s = 0; s < p_.strips_per_warp; ++s) {
       const int end =
           s + 1 < p_.strips_per_warp ? first_column(p_, first_ + s + 1) : column_ + columns_;
-      with_columns(slot, row, column, [&](const auto& student, const auto& teacher) {
-        act(local_first_ + s, student, teacher, end - column, column);
-      });
+      const Columns at = columns_of(slot, row, column);
+      act(local_first_ + s, at.student, at.teacher, end - column, column);
       column = end;
     }
   }
@@ -134,15 +135,15 @@ class ColumnWarp {
   __device__ void write(int slot, RowId row) const {
     T* const to = static_cast<T*>(p_.gradient) + (row.row() * p_.gradient_stride + column_);
     if (!row.counts()) return clear_gradient(p_, to, columns_, lane_);
-    with_columns(slot, row, column_, [&](const auto& student, const auto& teacher) {
-      write_gradient<Kind>(p_, student, teacher, columns_, to, column_, *shared_.word(slot), lane_);
-    });
+    const Columns at = columns_of(slot, row, column_);
+    write_gradient<Kind>(p_, at.student, at.teacher, columns_, to, column_, *shared_.word(slot),
+                         lane_);
   }
 
   __device__ void sum(int slot, RowId row, int i) const {
     float* const table = shared_.sums(i);
     for_each_strip(
-        slot, row, [&](int s, const auto& student, const auto& teacher, int columns, int) {
+        slot, row, [&](int s, const Strip& student, const Strip& teacher, int columns, int) {
           const StripSums<Kind> strip = strip_sums<Kind>(p_, student, teacher, columns, lane_);
           if (lane_ == 0) put_sums(table, p_.strips_per_block, s, strip);
         });
@@ -151,7 +152,7 @@ class ColumnWarp {
     const RowSums sums = shared_.word(slot)->sums;
     float* const table = shared_.extras(i);
     for_each_strip(slot, row,
-                   [&](int s, const auto& student, const auto& teacher, int columns, int column) {
+                   [&](int s, const Strip& student, const Strip& teacher, int columns, int column) {
                      put_strip_extras<Kind>(p_, table, p_.strips_per_block, s, student, teacher,
                                             columns, column, sums, lane_);
                    });

@@ -53,7 +53,6 @@ inline constexpr int kResidentWarps = 32;
 // Three rows of a group: one is loaded, one summed, one written.
 inline constexpr int kSlots = 3;
 inline constexpr int kMaxGroups = 4;  // of a block's column warps
-inline constexpr int64_t kTwoRows = 2;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -83,10 +82,11 @@ constexpr int64_t most_top_k_columns(const CudaDevice& device) {
 }
 
 // Tables that warps exchange sums through, in bytes, `strips` a block: each its strips' sums and
-// everyone's sections', of so many rows; where there are extras, of half as many.
-constexpr int64_t table_bytes(Family family, bool extras, int64_t strips, int64_t tables) {
+// everyone's sections', of `tables` rows; where there are extras, theirs of `groups`.
+constexpr int64_t table_bytes(Family family, bool extras, int64_t strips, int64_t tables,
+                              int64_t groups) {
   const int64_t sums = n_sums(family) * tables * (strips + kMaxSections);
-  const int64_t second = n_extras(family) * tables / 2 * (strips + kMaxSections);
+  const int64_t second = n_extras(family) * groups * (strips + kMaxSections);
   return round_up((sums + (extras || family == Family::kMixed ? second : 0)) * 4, 16);
 }
 // Of a cluster's block: each slot loaded, with its word, emptied; for every table its strips' sums
@@ -108,15 +108,17 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   while (layout.strips_per_block % layout.warps != 0) --layout.warps;
   layout.strips_per_warp = layout.strips_per_block / layout.warps;
   if (kernel == RowKernel::kStreamed) {
-    layout.shared_bytes = table_bytes(family, true, layout.strips_per_block, kTwoRows);
+    layout.shared_bytes = table_bytes(family, true, layout.strips_per_block, 1, 1);
     return layout;
   }
   while (layout.warps * layout.groups * 2 <= kMaxColumnWarps && layout.groups < kMaxGroups)
     layout.groups *= 2;
-  layout.tables = 2 * layout.groups;
-  layout.table_bytes = table_bytes(family, extras, layout.strips_per_block, layout.tables);
+  // With four a group, a block's sums may be two rows ahead of the words.
+  layout.tables = (family == Family::kLabels && !extras ? 4 : 2) * layout.groups;
+  layout.table_bytes =
+      table_bytes(family, extras, layout.strips_per_block, layout.tables, layout.groups);
   layout.slots = tuning.slots * layout.groups;
-  for (layout.ids = 1; layout.ids < 2 * (layout.slots + layout.groups);) layout.ids *= 2;
+  for (layout.ids = 1; layout.ids < 2 * layout.slots + layout.tables;) layout.ids *= 2;
   layout.in_whole_words = vocab * element_bytes % 16 == 0;
   const int64_t rounds = (int64_t{layout.cut.n_rounds} + cluster - 1) / cluster;
   layout.matrix_bytes = rounds * kWarpColumns * element_bytes + (layout.in_whole_words ? 0 : 16);

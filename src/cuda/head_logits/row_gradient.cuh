@@ -85,7 +85,7 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
   constexpr bool kPatched = kPlain && Strip::kKept && !Kind::kSoftcap;
   const int label = row.label - first_column;
   const auto write = [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
-    const int valid = kTail ? columns - column : kLaneColumns;
+    const int valid = kTail || Strip::kPadded ? columns - column : kLaneColumns;
     if (kTail && valid <= 0) return;
     float x[8], t[8], g[8];
     unpack_logits<Kind>(p, mine, valid, x);
@@ -120,7 +120,7 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
       }
     }
     if constexpr (kAligned && !kTail) {
-      store_whole(to + column, g, lane);
+      store_whole(to + column, g, valid, lane);
     } else {
       store_vector(to + column, g, valid, kAligned);
     }

@@ -154,12 +154,15 @@ __device__ inline void in_groups(int n, const Step& step, int first = 0) {
 // `columns` may be among them, as -inf. At most kMost vectors of each are loaded ahead.
 //
 // A Strip has `load(column)` and, for the last round, `load_tail(column, columns)`; where it is
-// kAligned, a load is of whole 16-byte words.
+// kAligned, a load is of whole 16-byte words; where kPadded, -inf follows the row's last column up
+// to a whole round. Then that round is as good as any: code of its own, for one warp of all, would
+// make the others wait (a softcap makes -inf finite).
 template <class Kind, int kMost, class Strip, class Step>
 __device__ inline void for_each_vector(const Strip& student, const Strip& teacher, int columns,
                                        int lane, const Step& step) {
   using Eight = Vector<typename Kind::Element>;
-  const int whole = columns / kWarpColumns;
+  constexpr bool kPadded = Strip::kPadded && !Kind::kSoftcap;
+  const int whole = (kPadded ? columns + kWarpColumns - 1 : columns) / kWarpColumns;
   const auto column_of = [&](int round) { return round * kWarpColumns + lane * kLaneColumns; };
   in_groups<Strip::kAligned ? kMost : 1>(whole, [&]<int k>(int first) {
     Eight mine[k], others[k];
@@ -173,7 +176,7 @@ __device__ inline void for_each_vector(const Strip& student, const Strip& teache
       step.template operator()<false>(column_of(first + r), mine[r], others[r]);
     }
   });
-  if (columns % kWarpColumns == 0) return;
+  if (kPadded || columns % kWarpColumns == 0) return;
   const Eight mine = student.load_tail(column_of(whole), columns);
   Eight others;
   if constexpr (Kind::kHasTeacher) others = teacher.load_tail(column_of(whole), columns);

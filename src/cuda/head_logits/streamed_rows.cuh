@@ -10,7 +10,7 @@ namespace ullage::lossk::cuda {
 // Adjacent columns where the caller put them; kAligned: on a 16-byte boundary.
 template <class T, bool kAligned_>
 struct StreamedStrip {
-  static constexpr bool kAligned = kAligned_, kKept = false;
+  static constexpr bool kAligned = kAligned_, kKept = false, kPadded = false;
   const T* data;
 
   __device__ Vector<T> load(int column) const {
