@@ -245,8 +245,10 @@ class Shapes {
       fill<<<4096, 256>>>(t_.logits, n_tok_ * vocab_, dtype_, 1ull << 40);
     }
     std::vector<Rejection> rejections;
-    const auto layout = cuda::choose_row_layout(vocab_, dtype_, family_of(mix), mix.entropy,
-                                                options.device, options.kernel, tuning, rejections);
+    const cuda::RowWork work_of_row{
+        .family = family_of(mix), .extras = mix.entropy, .gradient = placement != kForward};
+    const auto layout = cuda::choose_row_layout(vocab_, dtype_, work_of_row, options.device,
+                                                options.kernel, tuning, rejections);
     record.shape = std::to_string(n_tok_) + "x" + std::to_string(vocab_);
     record.dtype = name_of(dtype_);
     record.work = mix.name;

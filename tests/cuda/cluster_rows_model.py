@@ -59,8 +59,8 @@ class Cursor:
 
 class Block:
     def __init__(self, c):
-        self.loaded = [Barrier(1) for _ in range(c.slots)]
-        self.word_there = [Barrier(1) for _ in range(c.slots)]
+        self.loaded = [Barrier(1) for _ in range(c.arrivals)]
+        self.word_there = [Barrier(1) for _ in range(c.tables)]
         self.emptied = [Barrier(c.row_warps) for _ in range(c.slots)]
         self.sums_there = [Barrier(c.row_warps) for _ in range(c.tables)]
         self.sections_there = [Barrier(1) for _ in range(c.tables)]
@@ -69,7 +69,8 @@ class Block:
         self.section_extras_there = [Barrier(1) for _ in range(c.groups)]
         self.id_there = [Barrier(1) for _ in range(c.ids)]
         # Whose values lie there: the cluster's row.
-        self.slot, self.row_sums, self.word = ([None] * c.slots for _ in range(3))
+        self.slot = [None] * c.slots
+        self.row_sums, self.word = ([None] * c.tables for _ in range(2))
         self.sums = [[None] * c.row_warps for _ in range(c.tables)]
         self.sections = [[None] * c.blocks for _ in range(c.tables)]
         self.extras = [[None] * c.row_warps for _ in range(c.groups)]
@@ -78,11 +79,13 @@ class Block:
 
 
 class Cluster:
-    def __init__(self, seed, blocks, groups, slots_of_group, tables_of_group, row_warps, rows, extras, gradient, sends_all=True):
+    def __init__(self, seed, blocks, groups, slots, tables, row_warps, rows, extras, gradient, sends_all=True):
         self.rng = random.Random(seed)
         self.blocks, self.groups, self.row_warps = blocks, groups, row_warps
         self.rows, self.has_extras, self.gradient, self.sends_all = rows, extras, gradient, sends_all
-        self.slots, self.tables, self.ids = slots_of_group * groups, tables_of_group * groups, 1
+        self.slots, self.tables, self.ids = slots, tables * groups, 1
+        self.ahead = min(2 * groups, slots)
+        self.arrivals = -(-slots // groups) * groups
         while self.ids < 2 * self.slots + self.tables:
             self.ids *= 2
         self.ends = max(groups, TERMS_WARPS)
@@ -100,8 +103,8 @@ class Cluster:
             yield barrier, parity
         yield None
 
-    def wait_for_word(self, x, cursor):
-        yield from self.wait(x.word_there[cursor.at], cursor.parity)
+    def wait_for_word(self, x, i):
+        yield from self.wait(x.word_there[self.table(i)], self.table_parity(i))
 
     def id(self, x, i):
         row, counts = x.id[i & self.ids - 1]
@@ -152,11 +155,11 @@ class Cluster:
         yield None
 
     def feed_warp(self, x):
-        slot, i = Cursor(self.slots), 0
+        arrival, i = Cursor(self.arrivals), 0
         while self.ends_told < self.ends:
-            if i >= 2 * self.groups:
-                yield from self.wait(x.loaded[slot.at], slot.parity)
-                slot.advance()
+            if i >= self.ahead:
+                yield from self.wait(x.loaded[arrival.at], arrival.parity)
+                arrival.advance()
             yield from self.tell(i)
             i += 1
 
@@ -165,9 +168,9 @@ class Cluster:
         for i in range(self.ids if told_by_peer else 0):
             x.id_there[i].arrive(expected=8)
         yield None
-        for i in range(2 * self.groups if feeds else 0):
+        for i in range(self.ahead if feeds else 0):
             yield from self.tell(i)
-        slot, ends, i = Cursor(self.slots), 0, 0
+        slot, arrival, ends, i = Cursor(self.slots), Cursor(self.arrivals), 0, 0
         while ends < self.ends:
             counts = yield from self.wait_for_id(x, i)
             if told_by_peer:
@@ -178,31 +181,32 @@ class Cluster:
                     yield from self.wait(x.emptied[slot.at], slot.parity ^ 1)
                 if counts:
 
-                    def come(at=slot.at, i=i):
+                    def come(at=slot.at, signal=x.loaded[arrival.at], i=i):
                         x.slot[at] = i
-                        x.loaded[at].complete(1)
+                        signal.complete(1)
 
                     self.under_way.append(come)
-                x.loaded[slot.at].arrive(expected=1 if counts else 0)
+                x.loaded[arrival.at].arrive(expected=1 if counts else 0)
                 yield None
             if feeds:
-                yield from self.tell(i + 2 * self.groups)
+                yield from self.tell(i + self.ahead)
             slot.advance()
+            arrival.advance()
             i += 1
 
     def column_warp(self, x, group, warp):
         sums_only = not self.gradient and not self.has_extras
-        slot, before = Cursor(self.slots, group), Cursor(self.slots, group)
+        slot, before, arrival = Cursor(self.slots, group), Cursor(self.slots, group), Cursor(self.arrivals, group)
         row_before, i = None, group
         while True:
-            yield from self.wait(x.loaded[slot.at], slot.parity)
+            yield from self.wait(x.loaded[arrival.at], arrival.parity)
+            arrival.advance(self.groups)
             counts = self.id(x, i)
             if sums_only:
                 if counts is None:
                     return
                 if i >= 2 * self.groups:
-                    yield from self.wait_for_word(x, before)
-                    before.advance(self.groups)
+                    yield from self.wait_for_word(x, i - 2 * self.groups)
             if counts:
                 yield from self.read([x.slot[slot.at]], i, "columns")
                 expect(x.slot[slot.at] == i, f"row {i} is loaded over while it is summed")
@@ -214,11 +218,13 @@ class Cluster:
                 x.emptied[slot.at].arrive()
             else:
                 if row_before is not None:
-                    yield from self.wait_for_word(x, before)
+                    yield from self.wait_for_word(x, row_before)
                     if self.gradient:
                         self.overwritten.add(row_before)
                         if self.rows[row_before]:
-                            yield from self.read([x.word[before.at], x.slot[before.at]], row_before, "word and columns")
+                            values = [x.word[self.table(row_before)], x.slot[before.at]]
+                            yield from self.read(values, row_before, "word and columns")
+                            expect(x.word[self.table(row_before)] == row_before, f"the word of row {row_before} is written over")
                             expect(x.slot[before.at] == row_before, f"row {row_before} is loaded over while it is written")
                         self.done.append((x, warp, row_before))
                     x.emptied[before.at].arrive()
@@ -229,7 +235,7 @@ class Cluster:
                 if self.has_extras:
                     yield from self.wait(x.row_sums_there[self.extra(i)], self.extra_parity(i))
                     if counts:
-                        yield from self.read([x.row_sums[slot.at]], i, "row sums")
+                        yield from self.read([x.row_sums[self.table(i)]], i, "row sums")
                         x.extras[self.extra(i)][warp] = i
                     x.extras_there[self.extra(i)].arrive()
                     yield None
@@ -250,7 +256,7 @@ class Cluster:
         yield None
 
     def send_warp(self, x, me):
-        before, i = Cursor(self.slots), 0
+        i = 0
         while True:
             counts = yield from self.wait_for_id(x, i)
             if counts is None:
@@ -258,8 +264,7 @@ class Cluster:
             yield None
             expect(i not in self.overwritten, f"the label's logit of row {i} is read after its gradient is written")
             if i >= self.tables // 2:
-                yield from self.wait_for_word(x, before)
-                before.advance()
+                yield from self.wait_for_word(x, i - self.tables // 2)
             yield from self.wait(x.sums_there[self.table(i)], self.table_parity(i))
             if counts:
                 yield from self.read(x.sums[self.table(i)], i, "strips' sums")
@@ -279,7 +284,7 @@ class Cluster:
 
     def terms_warp(self, x, warp):
         is_alone = self.blocks == 1
-        slot, i = Cursor(self.slots, warp), warp
+        i = warp
         counts = yield from self.wait_for_id(x, i)
         while counts is not None:
             there = x.sums_there if is_alone else x.sections_there
@@ -288,19 +293,18 @@ class Cluster:
                 yield from self.read((x.sums if is_alone else x.sections)[self.table(i)], i, "sums")
             if self.has_extras:
                 if counts:
-                    x.row_sums[slot.at] = i
+                    x.row_sums[self.table(i)] = i
                 x.row_sums_there[self.extra(i)].arrive()
                 there = x.extras_there if is_alone else x.section_extras_there
                 yield from self.wait(there[self.extra(i)], self.extra_parity(i))
                 if counts:
                     yield from self.read((x.extras if is_alone else x.section_extras)[self.extra(i)], i, "extras")
             if counts:
-                x.word[slot.at] = i
-            x.word_there[slot.at].arrive()
+                x.word[self.table(i)] = i
+            x.word_there[self.table(i)].arrive()
             self.done.append((x, i))
             counts = yield from self.wait_for_id(x, i + TERMS_WARPS)
             i += TERMS_WARPS
-            slot.advance(TERMS_WARPS)
 
     # The scheduler.
 
@@ -343,17 +347,18 @@ def expect(truth, otherwise):
 def drawn(seed):
     rng = random.Random(seed)
     share = rng.choice([0, 0, 0.1, 0.5, 0.9, 1])
-    extras = rng.random() < 0.4
+    groups = rng.choice([1, 1, 1, 2, 4])
+    gradient, extras = rng.random() < 0.6, rng.random() < 0.4
     return {
         "seed": seed,
         "blocks": rng.choice([1, 2, 2, 4, 8]),
-        "groups": rng.choice([1, 1, 1, 2, 4]),
-        "slots_of_group": rng.choice([2, 3, 3, 5]),
+        "groups": groups,
+        "slots": rng.choice([2, 3, 3, 5]) * groups if gradient or extras else groups + rng.choice([1, 1, 2]),
+        "tables": 2 if extras else 4 if not gradient else rng.choice([2, 4]),
         "row_warps": rng.choice([1, 2, 3]),
         "rows": [rng.random() >= share for _ in range(rng.choice([0, 1, 2, 3, 7, 30, 60]))],
         "extras": extras,
-        "tables_of_group": 2 if extras else rng.choice([2, 4]),
-        "gradient": rng.random() < 0.7,
+        "gradient": gradient,
     }
 
 

@@ -114,7 +114,8 @@ TEST(CudaHeadPlan, LayoutsFitAndCoverTheRow) {
     for (int family = 0; family < cuda::kFamilies; ++family) {
       std::vector<Rejection> rejections;
       const auto layout = cuda::choose_row_layout(
-          vocab, DType::kF32, static_cast<cuda::Family>(family), true, h200, "", {}, rejections);
+          vocab, DType::kF32, {.family = static_cast<cuda::Family>(family), .extras = true}, h200,
+          "", {}, rejections);
       ASSERT_TRUE(layout.ok());
       ASSERT_EQ(layout->kernel, cuda::RowKernel::kCluster) << vocab;
       EXPECT_LE(layout->shared_bytes, h200.shared_per_block_bytes);
@@ -145,7 +146,7 @@ TEST(CudaHeadPlan, ThreeRowsOfTheUsualVocabulariesAreUnderWay) {
                {151936, cuda::Family::kForward, 8}, {262144, cuda::Family::kForward, 16}};
   for (const auto& each : cases) {
     std::vector<Rejection> rejections;
-    const auto layout = cuda::choose_row_layout(each.vocab, DType::kBF16, each.family, false,
+    const auto layout = cuda::choose_row_layout(each.vocab, DType::kBF16, {.family = each.family},
                                                 CudaDevice{}, "", {}, rejections);
     ASSERT_TRUE(layout.ok());
     EXPECT_EQ(layout->cluster, each.cluster) << each.vocab;

@@ -18,13 +18,14 @@
 //
 // Every row passes every barrier and every exchange, whether it counts or not: a barrier's phase is
 // known from the row, and no block leaves its peers behind. What is written for row i is free
-// again, with g groups and t tables (2 g or, for sums alone, 4 g):
+// again, with g groups and t tables (2 g, or 4 g for sums without extras):
 //   strips' sums    for row i + t, which a group sums once it has the word of row i + t - 2 g
 //   sections' sums  for row i + t: a row's are sent once the block has the word of t / 2 rows
 //                   before, so who sends for row i + t has the word of row i + t / 2, which every
 //                   block had a part in that had the word of row i
 //   extras          for row i + g: they are formed once the group has the word of row i
-//   slot, word      when the gradient is written; without one, when the row is summed
+//   slot            when the gradient is written; without one, when the row is summed
+//   word            for row i + t, summed once the gradient of row i is written
 //   id              for row i + 2 slots + t, told when the first block has row
 //                   i + 2 slots + t - 2 g and so has emptied the slot of row i + slots + t - 2 g,
 //                   which every block had a part in that had emptied the slot of row i and had its
@@ -70,8 +71,8 @@ __global__ void __launch_bounds__((kMaxColumnWarps + kOtherWarps) * 32, 1)
       .base = cluster_shared,
       .has_extras = Kind::kFamily == Family::kMixed || wants_extra(p),
       .slots_start = start,
-      .barriers =
-          start + static_cast<uint32_t>(p.slots * (p.slot_bytes + kRowWordBytes) + p.table_bytes)};
+      .barriers = start + static_cast<uint32_t>(p.slots * p.slot_bytes + p.table_bytes +
+                                                p.tables * kRowWordBytes)};
   if (threadIdx.x == 0) shared.init_barriers();
   pad_slots(shared);
   __syncthreads();

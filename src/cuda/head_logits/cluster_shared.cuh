@@ -35,8 +35,8 @@ struct alignas(8) RowId {
 
 // The block's shared memory, in the order of layout_of (config.h):
 // slots | strips' sums of `tables` rows | sections' sums of as many | strips' extras of `groups`
-// rows | sections' extras of as many | each slot's word | barriers | ids of rows | logits of the
-// labels of `tables` rows. Without extras their tables take no room.
+// rows | sections' extras of as many | words of `tables` rows | barriers | ids of rows | logits of
+// the labels of `tables` rows. Without extras their tables take no room.
 template <class Kind>
 struct ClusterShared {
   static constexpr int kSumKinds = kSums<Kind::kFamily>, kExtraKinds = kExtras<Kind::kFamily>;
@@ -68,29 +68,29 @@ struct ClusterShared {
     return extras(0) +
            kExtraKinds * (p.groups * p.strips_per_block + (i & (p.groups - 1)) * kMaxSections);
   }
-  __device__ RowWord* word(int slot) const {
-    return reinterpret_cast<RowWord*>(base + int64_t{p.slots} * p.slot_bytes + p.table_bytes) +
-           slot;
-  }
+  __device__ RowWord* word(int i) const { return words() + table(i); }
   __device__ uint32_t barrier(int i) const { return barriers + i * 8; }
-  // Of a slot: its row has come, has its word, is not needed any more.
-  __device__ uint32_t loaded(int slot) const { return barrier(slot); }
-  __device__ uint32_t word_there(int slot) const { return barrier(p.slots + slot); }
-  __device__ uint32_t emptied(int slot) const { return barrier(2 * p.slots + slot); }
-  __device__ uint32_t sums_there(int i) const { return barrier(3 * p.slots + table(i)); }
+  // A row has come: as many places as there are slots, but a multiple of the groups, so that the
+  // row before in a place is the group's own, which it has waited for.
+  __device__ int arrivals() const { return (p.slots + p.groups - 1) & -p.groups; }
+  __device__ uint32_t loaded(int arrival) const { return barrier(arrival); }
+  // Of a slot: its row is not needed any more.
+  __device__ uint32_t emptied(int slot) const { return barrier(arrivals() + slot); }
+  __device__ uint32_t sums_there(int i) const { return barrier(arrivals() + p.slots + table(i)); }
   __device__ uint32_t sections_there(int i) const { return sums_there(i) + p.tables * 8; }
+  __device__ uint32_t word_there(int i) const { return sums_there(i) + 2 * p.tables * 8; }
   __device__ uint32_t row_sums_there(int i) const {
-    return barrier(3 * p.slots + 2 * p.tables + (i & (p.groups - 1)));
+    return barrier(arrivals() + p.slots + 3 * p.tables + (i & (p.groups - 1)));
   }
   __device__ uint32_t extras_there(int i) const { return row_sums_there(i) + p.groups * 8; }
   __device__ uint32_t section_extras_there(int i) const {
     return row_sums_there(i) + 2 * p.groups * 8;
   }
   __device__ uint32_t extras_parity(int i) const { return (i & p.groups) != 0; }
-  __device__ int id_barriers() const { return 3 * p.slots + 2 * p.tables + 3 * p.groups; }
+  __device__ int id_barriers() const { return arrivals() + p.slots + 3 * p.tables + 3 * p.groups; }
   __device__ uint32_t id_there(int i) const { return barrier(id_barriers() + (i & (p.ids - 1))); }
   __device__ RowId* id_place(int i) const {
-    return reinterpret_cast<RowId*>(word(p.slots)) + id_barriers() + p.ids + (i & (p.ids - 1));
+    return reinterpret_cast<RowId*>(words() + p.tables) + id_barriers() + p.ids + (i & (p.ids - 1));
   }
 
   // Of a row that was sent for: its label's logit.
@@ -104,26 +104,22 @@ struct ClusterShared {
     ptx::barrier_wait(id_there(i), (i & p.ids) != 0);
     return id(i);
   }
-  __device__ void wait_for_word(const RingCursor& slot) const {
-    ptx::barrier_wait(word_there(slot.at), slot.parity);
-  }
+  __device__ void wait_for_word(int i) const { ptx::barrier_wait(word_there(i), table_parity(i)); }
 
   // Every lane that read what is overwritten, or wrote what is read, arrives itself.
   __device__ void init_barriers() const {
     for (int i = 0; i < p.tables; ++i) {
       ptx::barrier_init(sums_there(i), p.row_warps * 32);
       ptx::barrier_init(sections_there(i), 1);
+      ptx::barrier_init(word_there(i), 1);
     }
     for (int i = 0; i < p.groups; ++i) {
       ptx::barrier_init(row_sums_there(i), 1);
       ptx::barrier_init(extras_there(i), p.row_warps * 32);
       ptx::barrier_init(section_extras_there(i), 1);
     }
-    for (int slot = 0; slot < p.slots; ++slot) {
-      ptx::barrier_init(loaded(slot), 32);
-      ptx::barrier_init(word_there(slot), 1);
-      ptx::barrier_init(emptied(slot), p.row_warps * 32);
-    }
+    for (int i = 0; i < arrivals(); ++i) ptx::barrier_init(loaded(i), 32);
+    for (int i = 0; i < p.slots; ++i) ptx::barrier_init(emptied(i), p.row_warps * 32);
     for (int i = 0; i < p.ids; ++i) ptx::barrier_init(id_there(i), 1);
     ptx::fence_barrier_init();
     ptx::fence_async_shared();
@@ -132,6 +128,9 @@ struct ClusterShared {
  private:
   __device__ float* tables() const {
     return reinterpret_cast<float*>(base + int64_t{p.slots} * p.slot_bytes);
+  }
+  __device__ RowWord* words() const {
+    return reinterpret_cast<RowWord*>(base + int64_t{p.slots} * p.slot_bytes + p.table_bytes);
   }
 };
 

@@ -58,20 +58,19 @@ class ColumnWarp {
     const bool second = shared_.has_extras;
     // Nothing is left to do with a row once it is summed.
     const bool sums_only = p_.gradient == nullptr && !second;
-    RingCursor slot, before;  // of this row and of the group's row before
+    RingCursor slot, before, arrival;  // before: of the group's row before, i - groups
     RowId row_before{RowId::kNoRow};
     slot.advance(p_.slots, group_);
     before = slot;
+    arrival.advance(shared_.arrivals(), group_);
     for (int i = group_;; i += p_.groups) {
-      ptx::barrier_wait(shared_.loaded(slot.at), slot.parity);
+      ptx::barrier_wait(shared_.loaded(arrival.at), arrival.parity);
+      arrival.advance(shared_.arrivals(), p_.groups);
       const RowId row = shared_.id(i);
       // The tables of rows up to i - 2 groups are free once those have their words.
       if (sums_only) {
         if (row.is_none()) return;
-        if (i >= 2 * p_.groups) {
-          shared_.wait_for_word(before);
-          before.advance(p_.slots, p_.groups);
-        }
+        if (i >= 2 * p_.groups) shared_.wait_for_word(i - 2 * p_.groups);
       }
       if (row.counts()) sum(slot.at, row, i);
       if (!row.is_none()) ptx::barrier_arrive(shared_.sums_there(i));
@@ -79,8 +78,8 @@ class ColumnWarp {
         ptx::barrier_arrive(shared_.emptied(slot.at));
       } else {
         if (!row_before.is_none()) {
-          shared_.wait_for_word(before);
-          if (p_.gradient != nullptr) write(before.at, row_before);
+          shared_.wait_for_word(i - p_.groups);
+          if (p_.gradient != nullptr) write(before.at, row_before, i - p_.groups);
           ptx::barrier_arrive(shared_.emptied(before.at));
           before.advance(p_.slots, p_.groups);
         }
@@ -132,11 +131,11 @@ class ColumnWarp {
     }
   }
 
-  __device__ void write(int slot, RowId row) const {
+  __device__ void write(int slot, RowId row, int i) const {
     T* const to = static_cast<T*>(p_.gradient) + (row.row() * p_.gradient_stride + column_);
     if (!row.counts()) return clear_gradient(p_, to, columns_, lane_);
     const Columns at = columns_of(slot, row, column_);
-    write_gradient<Kind>(p_, at.student, at.teacher, columns_, to, column_, *shared_.word(slot),
+    write_gradient<Kind>(p_, at.student, at.teacher, columns_, to, column_, *shared_.word(i),
                          lane_);
   }
 
@@ -149,7 +148,7 @@ class ColumnWarp {
         });
   }
   __device__ void sum_extras(int slot, RowId row, int i) const {
-    const RowSums sums = shared_.word(slot)->sums;
+    const RowSums sums = shared_.word(i)->sums;
     float* const table = shared_.extras(i);
     for_each_strip(slot, row,
                    [&](int s, const Strip& student, const Strip& teacher, int columns, int column) {

@@ -24,7 +24,17 @@ constexpr std::string_view name_of(RowKernel kernel) {
   return kernel == RowKernel::kCluster ? "head_rows_sm90_cluster" : "head_rows_sm80_streamed";
 }
 
-// 0: chosen here. What the benchmark sweeps. A slot holds a row; `slots`: of each group.
+// What a launch does with its rows; without a gradient and without extras it only sums them.
+struct RowWork {
+  Family family = Family::kLabels;
+  bool extras = false;  // entropy, arg max or smoothed labels
+  bool gradient = true;
+
+  constexpr bool sums_only() const { return !gradient && !extras && family != Family::kMixed; }
+};
+
+// 0: chosen here. What the benchmark sweeps. A slot holds a row; `slots`: of each group of warps,
+// or, where rows are only summed, of all.
 struct Tuning {
   int cluster = 0;
   int warps = 0;
@@ -53,6 +63,9 @@ inline constexpr int kResidentWarps = 32;
 // Three rows of a group: one is loaded, one summed, one written.
 inline constexpr int kSlots = 3;
 inline constexpr int kMaxGroups = 4;  // of a block's column warps
+// Of a row that is only summed, so that one group sums while another begins and ends: a row's
+// beginning and end are as long as its sums.
+inline constexpr int kMaxSummingWarps = kMaxColumnWarps / 2;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -89,21 +102,24 @@ constexpr int64_t table_bytes(Family family, bool extras, int64_t strips, int64_
   const int64_t second = n_extras(family) * groups * (strips + kMaxSections);
   return round_up((sums + (extras || family == Family::kMixed ? second : 0)) * 4, 16);
 }
-// Of a cluster's block: each slot loaded, with its word, emptied; for every table its strips' sums
-// and everyone's sections'; for every group the row's sums, its strips' extras and everyone's
-// sections'; each id.
+// Of a cluster's block: rows that have come, each slot emptied; for every table its strips' sums,
+// everyone's sections' and the row's word; for every group the row's sums, its strips' extras and
+// everyone's sections'; each id.
 constexpr int64_t n_barriers(const RowLayout& layout) {
-  return 3 * layout.slots + 2 * layout.tables + 3 * layout.groups + layout.ids;
+  return round_up(layout.slots, layout.groups) + layout.slots + 3 * layout.tables +
+         3 * layout.groups + layout.ids;
 }
 
-inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_bytes, Family family,
-                           bool extras, int cluster, const Tuning& tuning) {
+inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_bytes,
+                           const RowWork& work, int cluster, const Tuning& tuning) {
+  const Family family = work.family;
   RowLayout layout;
   layout.kernel = kernel;
   layout.cut = cut_of(vocab, element_bytes, family);
   layout.cluster = cluster;
   layout.strips_per_block = layout.cut.n_strips / cluster;
-  layout.warps = tuning.warps > 0 ? tuning.warps : kMaxColumnWarps;
+  const bool sums_only = kernel == RowKernel::kCluster && work.sums_only();
+  layout.warps = tuning.warps > 0 ? tuning.warps : sums_only ? kMaxSummingWarps : kMaxColumnWarps;
   if (layout.warps > layout.strips_per_block) layout.warps = layout.strips_per_block;
   while (layout.strips_per_block % layout.warps != 0) --layout.warps;
   layout.strips_per_warp = layout.strips_per_block / layout.warps;
@@ -113,18 +129,21 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   }
   while (layout.warps * layout.groups * 2 <= kMaxColumnWarps && layout.groups < kMaxGroups)
     layout.groups *= 2;
-  // With four a group, a block's sums may be two rows ahead of the words.
-  layout.tables = (family == Family::kLabels && !extras ? 4 : 2) * layout.groups;
+  // With four a group, a block's sums may be two rows of it ahead of the words.
+  const bool many_tables = sums_only || (family == Family::kLabels && !work.extras);
+  layout.tables = (many_tables ? 4 : 2) * layout.groups;
   layout.table_bytes =
-      table_bytes(family, extras, layout.strips_per_block, layout.tables, layout.groups);
-  layout.slots = tuning.slots * layout.groups;
+      table_bytes(family, work.extras, layout.strips_per_block, layout.tables, layout.groups);
+  layout.slots =
+      sums_only ? std::max(tuning.slots, layout.groups + 1) : tuning.slots * layout.groups;
   for (layout.ids = 1; layout.ids < 2 * layout.slots + layout.tables;) layout.ids *= 2;
   layout.in_whole_words = vocab * element_bytes % 16 == 0;
   const int64_t rounds = (int64_t{layout.cut.n_rounds} + cluster - 1) / cluster;
   layout.matrix_bytes = rounds * kWarpColumns * element_bytes + (layout.in_whole_words ? 0 : 16);
   layout.slot_bytes = layout.matrix_bytes * (family == Family::kLabels ? 1 : 2);
-  layout.shared_bytes = layout.slots * (layout.slot_bytes + kRowWordBytes) + layout.table_bytes +
-                        n_barriers(layout) * 8 + layout.ids * 8 + layout.tables * 4;
+  layout.shared_bytes = layout.slots * layout.slot_bytes + layout.table_bytes +
+                        layout.tables * (kRowWordBytes + 4) + n_barriers(layout) * 8 +
+                        layout.ids * 8;
   return layout;
 }
 
@@ -135,10 +154,11 @@ Result<CudaHeadPlan> plan_with_tuning(const Shape& shape, const HeadConfig& conf
 
 // The kernel for a row, and one reason for each candidate passed over. `forced` names a kernel, or
 // is empty.
-inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, Family family, bool extras,
+inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const RowWork& work,
                                            const CudaDevice& device, std::string_view forced,
                                            const Tuning& tuning,
                                            std::vector<Rejection>& rejections) {
+  const Family family = work.family;
   const std::string cluster_name(name_of(RowKernel::kCluster));
   const std::string streamed_name(name_of(RowKernel::kStreamed));
   if (!forced.empty() && forced != cluster_name && forced != streamed_name) {
@@ -151,7 +171,7 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, Family fa
                                               "; needed: 80 or more");
   }
   const auto streamed = [&] {
-    return layout_of(RowKernel::kStreamed, vocab, size_of(dtype), family, extras, 1, tuning);
+    return layout_of(RowKernel::kStreamed, vocab, size_of(dtype), work, 1, tuning);
   };
   const auto pass_over = [&](const std::string& reason) -> Result<RowLayout> {
     if (forced == cluster_name) return Status(kHeadUnknownKernel, cluster_name + ": " + reason);
@@ -182,7 +202,7 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, Family fa
       Tuning wished = tuning;
       if (wished.slots == 0) wished.slots = wish.slots;
       const RowLayout layout =
-          layout_of(RowKernel::kCluster, vocab, size_of(dtype), family, extras, cluster, wished);
+          layout_of(RowKernel::kCluster, vocab, size_of(dtype), work, cluster, wished);
       if (layout.shared_bytes <= device.shared_per_block_bytes) return layout;
     }
   }

@@ -27,7 +27,7 @@ class LoadWarp {
     }
     RowFeed<Kind> feed(shared_, lane_);
     for (int i = 0; feeds && i < feed.ahead(); ++i) feed.tell(i);
-    RingCursor slot;
+    RingCursor slot, arrival;
     for (int i = 0, ends = 0; ends < shared_.ends(); ++i) {
       const RowId row = shared_.wait_for_id(i);
       __syncwarp();
@@ -36,17 +36,17 @@ class LoadWarp {
       }
       ends += row.is_none();
       // A row that there is not comes for each group of column warps.
-      if (ends <= p_.groups) bring(row, i, slot);
+      if (ends <= p_.groups) bring(row, i, slot, shared_.loaded(arrival.at));
       if (feeds) feed.tell(i + feed.ahead());
       slot.advance(p_.slots);
+      arrival.advance(shared_.arrivals());
     }
     if (feeds) feed.reset();
   }
 
  private:
-  __device__ void bring(const RowId& row, int i, const RingCursor& slot) const {
+  __device__ void bring(const RowId& row, int i, const RingCursor& slot, uint32_t barrier) const {
     if (i >= p_.slots) ptx::barrier_wait(shared_.emptied(slot.at), slot.parity ^ 1);
-    const uint32_t barrier = shared_.loaded(slot.at);
     uint32_t bytes = 0;
     if (row.counts()) {
       const int offset = slot.at * p_.slot_bytes;

@@ -334,8 +334,10 @@ Result<CudaHeadPlan> cuda::plan_with_tuning(const Shape& shape, const HeadConfig
   const Family family = family_of(config);
   const auto choose = [&](bool extras, std::string_view kernel,
                           std::vector<Rejection>& rejections) -> Result<cuda::RowLaunch> {
-    Result<RowLayout> layout = choose_row_layout(shape.vocab, request.input_dtype, family, extras,
-                                                 options.device, kernel, tuning, rejections);
+    Result<RowLayout> layout =
+        choose_row_layout(shape.vocab, request.input_dtype,
+                          {.family = family, .extras = extras, .gradient = request.d_logits},
+                          options.device, kernel, tuning, rejections);
     if (!layout) return layout.status();
     return cuda::RowLaunch{*layout, request.input_dtype, family, options.device.n_multiprocessors};
   };

@@ -19,7 +19,7 @@ class RowFeed {
         shared_(shared),
         lane_(lane),
         blocks_(static_cast<int>(ptx::cluster_size())),
-        ahead_(2 * p_.groups) {
+        ahead_(min(2 * p_.groups, p_.slots)) {
     const uint32_t here = shared.slots_start;
     to_block_ = ptx::address_in_block(here, lane < blocks_ ? lane : 0) - here;
   }
@@ -30,12 +30,16 @@ class RowFeed {
   // The cluster's i-th row, ascending.
   __device__ void tell(int i) {
     if (ends_ == shared_.ends()) return;
-    const int64_t row = ends_ > 0 ? p_.n_rows : take(i);
+    if (i == ahead_ && row_ < p_.n_rows) {
+      ptx::wait_for_previous_kernel();  // which resets the count
+      ask_count();
+    }
+    if (i <= ahead_) ask_row(i);
     RowId told{RowId::kNoRow, 0};
-    if (row < p_.n_rows) {
-      const int64_t of_all = p_.first_row + row;
-      const int64_t label = stored_label(p_, of_all);
-      told.id = static_cast<int>(row_counts(p_, of_all, label) ? row : ~row);
+    if (row_ < p_.n_rows) {
+      const int64_t label = as_index(p_.labels, label_bits_);
+      const bool counts = p_.every_row_counts || mask_ != 0 || is_label(p_, label);
+      told.id = static_cast<int>(counts ? row_ : ~row_);
       told.label = static_cast<int>(column_of_label(p_, label));
     } else {
       ++ends_;
@@ -51,6 +55,7 @@ class RowFeed {
       ptx::barrier_arrive(shared_.id_there(i));
     }
     __syncwarp();
+    if (i >= ahead_) ask_row(i + 1);
   }
 
   // After the last: the last cluster leaves the counts as it found them.
@@ -64,11 +69,11 @@ class RowFeed {
 
   // By a warp of its own: each row when the one `ahead` before it has come.
   __device__ void run() {
-    RingCursor slot;
+    RingCursor arrival;
     for (int i = 0; ends_ < shared_.ends(); ++i) {
       if (i >= ahead_) {
-        ptx::barrier_wait(shared_.loaded(slot.at), slot.parity);
-        slot.advance(p_.slots);
+        ptx::barrier_wait(shared_.loaded(arrival.at), arrival.parity);
+        arrival.advance(shared_.arrivals());
       }
       tell(i);
     }
@@ -76,20 +81,34 @@ class RowFeed {
   }
 
  private:
-  // The launch's row that is the cluster's i-th.
-  __device__ int64_t take(int i) const {
+  // Memory answers late where it is busy: a row's number and its label are asked for while the rows
+  // before are told.
+  __device__ void ask_count() {
+    if (lane_ == 0) count_ = atomicAdd(&p_.census->rows_taken, 1);
+  }
+  // The launch's row that is the cluster's i-th, and what tells whether it counts.
+  __device__ void ask_row(int i) {
     const int64_t clusters = ptx::n_clusters();
-    if (i < ahead_) return ptx::cluster_id() + i * clusters;
-    if (i == ahead_) ptx::wait_for_previous_kernel();  // which resets the count
-    int taken = 0;
-    if (lane_ == 0) taken = atomicAdd(&p_.census->rows_taken, 1);
-    return ahead_ * clusters + __shfl_sync(~0u, taken, 0);
+    if (i < ahead_) {
+      row_ = ptx::cluster_id() + i * clusters;
+    } else if (row_ < p_.n_rows) {
+      row_ = ahead_ * clusters + __shfl_sync(~0u, count_, 0);
+    }
+    if (row_ >= p_.n_rows) return;
+    const int64_t of_all = p_.first_row + row_;
+    if (p_.labels.data != nullptr) label_bits_ = index_bits_at(p_.labels, of_all);
+    if (p_.masked_rows_count) mask_ = p_.mask[of_all];
+    if (i >= ahead_) ask_count();
   }
 
   const HeadParams& p_;
   const ClusterShared<Kind>& shared_;
   int lane_, blocks_, ahead_;
   int ends_ = 0;
+  int count_ = 0;  // of rows taken before, in lane 0
+  int64_t row_ = 0;
+  uint64_t label_bits_ = ~uint64_t{0};
+  uint8_t mask_ = 0;
   uint32_t to_block_;  // from this block's shared memory to that of this lane's block
 };
 

@@ -4,44 +4,16 @@
 
 #include "cuda/head_logits/row_fold.cuh"
 #include "cuda/head_logits/row_gradient.cuh"
+#include "cuda/head_logits/row_outputs.cuh"
 #include "cuda/head_logits/top_k.cuh"
 
 namespace ullage::lossk::cuda {
 
-// The outputs of one row; by one thread. `counted`: the row has a label, or there are no labels.
-__device__ inline void write_row(const HeadParams& p, int64_t row, bool counted,
-                                 const RowInputs& in, const RowSums& sums, float log_prob) {
-  const float lse = counted ? log_sum_exp(sums) : 0.0f;
-  float entropy = counted ? kLn2 * (sums.log2_sum - sums.entropy / sums.sum) : 0.0f;
-  if (counted && p.group_entropy.data != nullptr) entropy = float_at(p.group_entropy, row, 0);
-  if (p.row_log_prob != nullptr) p.row_log_prob[row] = log_prob;
-  if (p.row_entropy != nullptr) p.row_entropy[row] = entropy;
-  if (p.lse.data != nullptr) p.lse.data[row * p.lse.stride] = lse;
-  if (p.label_log_prob.data != nullptr) {
-    p.label_log_prob.data[row * p.label_log_prob.stride] = log_prob;
-  }
-  if (p.entropy.data != nullptr) p.entropy.data[row * p.entropy.stride] = entropy;
-  if (p.argmax != nullptr) p.argmax[row] = counted ? sums.argmax : -1;
-  if (p.correct != nullptr) p.correct[row] = in.label >= 0 && sums.argmax == in.label;
-}
-
-// lse in two numbers, a shift and the logarithm of the sum relative to it; by one thread.
-__device__ inline void write_shift(const HeadParams& p, int64_t row, float shift, float log_sum) {
-  if (p.shift.data != nullptr) p.shift.data[row * p.shift.stride] = shift;
-  if (p.log_sum.data != nullptr) p.log_sum.data[row * p.log_sum.stride] = log_sum;
-}
-__device__ inline void write_distance(const HeadParams& p, int64_t row, float distance) {
-  if (p.distance.data != nullptr) p.distance.data[row * p.distance.stride] = distance;
-}
-
-// The outputs of a row that no term counts and that has no label: nothing of it is read.
-__device__ inline void clear_row(const HeadParams& p, int64_t row, int lane) {
+// A row that no term counts and that has no label: nothing of it is read.
+__device__ inline void clear_row(const HeadParams& p, const RowOutputs& outputs, int64_t row,
+                                 int lane) {
   if (lane < p.n_terms) p.row_losses[lane * p.n_tok + row] = 0;
-  if (lane == 0) {
-    write_row(p, row, false, {}, {}, 0);
-    write_shift(p, row, 0, 0);
-    write_distance(p, row, 0);
-  }
+  outputs.write(row, {});
 }
 
 // A row whose terms are evaluated: what its gradient waits for, and what its outputs are made of.
@@ -78,16 +50,19 @@ __device__ inline FinishedRow finish_row(const HeadParams& p, const TermParams& 
 }
 
 template <class Kind>
-__device__ inline void write_finished_row(const HeadParams& p, int64_t row, const RowInputs& in,
-                                          const FinishedRow& done, int lane) {
-  if (lane != 0) return;
+__device__ inline void write_finished_row(const HeadParams& p, const RowOutputs& outputs,
+                                          int64_t row, const RowInputs& in, const FinishedRow& done,
+                                          int lane) {
   const RowSums& sums = done.word.sums;
-  write_row(p, row, is_reported(p, in), in, sums, done.log_prob);
+  RowReport said = row_report(p, row, is_reported(p, in), in, sums, done.log_prob);
   // The maximum itself, so without what rounding the reference took. Nothing but -inf sums to 0.
   const float off = fmaf(sums.max, p.log2_scale, -sums.reference);
-  write_shift(p, row, sums.max, kLn2 * (sums.log2_sum - (sums.sum > 0 ? off : 0)));
+  said.shift = sums.max;
+  said.log_sum = kLn2 * (sums.log2_sum - (sums.sum > 0 ? off : 0));
   const auto columns = p.group_shift.data != nullptr ? p.smoothed_columns : p.vocab;
-  write_distance(p, row, kLn2 * fmaf(-static_cast<float>(columns), off, sums.smooth));
+  said.distance = kLn2 * fmaf(-static_cast<float>(columns), off, sums.smooth);
+  outputs.write(row, said);
+  if (lane != 0) return;
   const bool finite =
       sums.stored_max < INFINITY && (!Kind::kHasTeacher || sums.teacher_max < INFINITY);
   if (!finite) report(p, row, Fault::kNonFinite);

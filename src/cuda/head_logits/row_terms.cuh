@@ -27,9 +27,16 @@ struct RowCoefficients {
   float p = 0, label = 0, uniform = 0, teacher = 0, reverse = 0, mix = 0;
 };
 
+// An index as it lies in memory, so that nothing waits for it here, and what it says.
+__device__ inline uint64_t index_bits_at(const RowIndices& v, int64_t i) {
+  return v.id_bytes == 8 ? static_cast<const uint64_t*>(v.data)[i * v.stride]
+                         : static_cast<const uint32_t*>(v.data)[i * v.stride];
+}
+__device__ inline int64_t as_index(const RowIndices& v, uint64_t bits) {
+  return v.id_bytes == 8 ? static_cast<int64_t>(bits) : static_cast<int32_t>(bits);
+}
 __device__ inline int64_t index_at(const RowIndices& v, int64_t i) {
-  return v.id_bytes == 8 ? static_cast<const int64_t*>(v.data)[i * v.stride]
-                         : static_cast<const int32_t*>(v.data)[i * v.stride];
+  return as_index(v, index_bits_at(v, i));
 }
 // One past the last row of this launch.
 __device__ inline int64_t end_row(const HeadParams& p) { return p.first_row + p.n_rows; }

@@ -31,7 +31,6 @@ class SendWarp {
   // What is sent for a row that does not count is not read, but the others wait for it: no block
   // gets so far ahead through such rows that it writes over what a peer has still to read.
   __device__ void run() {
-    RingCursor before;  // slot of row i - tables / 2
     for (int i = 0;; ++i) {
       const RowId row = shared_.wait_for_id(i);
       if (row.is_none()) return;
@@ -41,10 +40,7 @@ class SendWarp {
       if (lane_ == 0 && row.counts()) {
         logit = label_logit<T>(p_, p_.first_row + row.row(), row.label);
       }
-      if (i >= p_.tables / 2) {
-        shared_.wait_for_word(before);
-        before.advance(p_.slots);
-      }
+      if (i >= p_.tables / 2) shared_.wait_for_word(i - p_.tables / 2);
       ptx::barrier_wait(shared_.sums_there(i), shared_.table_parity(i));
       if (lane_ == 0) *shared_.label_logit(i) = to_float(logit);
       send_sums(i);

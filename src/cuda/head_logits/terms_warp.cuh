@@ -26,35 +26,33 @@ class TermsWarp {
   __device__ void run() {
     const TermParams term = p_.terms[lane_ < p_.n_terms ? lane_ : 0];
     RowVectors<T> vectors(p_, is_alone_, lane_);
+    const RowOutputs outputs(p_, lane_);
     RowId row = shared_.wait_for_id(warp_);
     if (row.counts()) vectors.ask(p_.first_row + row.row(), row.label);
     ptx::wait_for_previous_kernel();
     const float gain = lane_ < p_.n_terms ? p_.census->gain[lane_] : 0.0f;
-    RingCursor slot;
-    slot.advance(p_.slots, warp_);
     for (int i = warp_; !row.is_none(); i += kTermsWarps) {
       const int64_t at = p_.first_row + row.row();
       RowInputs in;
       FinishedRow done;
       if (row.counts()) {
-        const RowSums sums = sums_of(i, slot.at);
+        const RowSums sums = sums_of(i);
         in = vectors.inputs();
         if (!is_alone_) in.label_logit = *shared_.label_logit(i);
         done = finish_row<Kind>(p_, term, at, in, sums, gain, lane_, writes_);
-        if (lane_ == 0) *shared_.word(slot.at) = done.word;
+        if (lane_ == 0) *shared_.word(i) = done.word;
       } else {
         pass(i);
       }
       __syncwarp();
-      if (lane_ == 0) ptx::barrier_arrive(shared_.word_there(slot.at));
+      if (lane_ == 0) ptx::barrier_arrive(shared_.word_there(i));
       __syncwarp();
       // What the next row brings travels while this one's outputs are written.
       const RowId next = shared_.wait_for_id(i + kTermsWarps);
       if (next.counts()) vectors.ask(p_.first_row + next.row(), next.label);
-      if (writes_ && row.counts()) write_finished_row<Kind>(p_, at, in, done, lane_);
-      if (writes_ && !row.counts()) clear_row(p_, at, lane_);
+      if (writes_ && row.counts()) write_finished_row<Kind>(p_, outputs, at, in, done, lane_);
+      if (writes_ && !row.counts()) clear_row(p_, outputs, at, lane_);
       row = next;
-      slot.advance(p_.slots, kTermsWarps);
     }
   }
 
@@ -74,7 +72,7 @@ class TermsWarp {
     }
   }
 
-  __device__ RowSums sums_of(int i, int slot) const {
+  __device__ RowSums sums_of(int i) const {
     float* const sections = shared_.section_sums(i);
     wait_for_sums(i);
     if (is_alone_) {
@@ -83,7 +81,7 @@ class TermsWarp {
     RowSums sums = row_sums<Kind>(p_, sections, n_sections_, lane_);
     if (!shared_.has_extras) return sums;
     if (lane_ == 0) {
-      shared_.word(slot)->sums = sums;
+      shared_.word(i)->sums = sums;
       ptx::barrier_arrive(shared_.row_sums_there(i));
     }
     __syncwarp();

@@ -99,16 +99,15 @@ __device__ inline float place_shifted_in_group(const HeadParams& p, int64_t row,
 }
 
 // The shift and log-sum of such a row, or its group's.
-__device__ inline void write_own_shift(const HeadParams& p, int64_t row, bool ignored, float shift,
-                                       const RowSums& sums) {
-  if (ignored) {
-    write_shift(p, row, 0, 0);
-  } else if (p.group_shift.data != nullptr) {
-    write_shift(p, row, float_at(p.group_shift, row, 0), float_at(p.group_log_sum, row, 0));
+__device__ inline void report_shift(const HeadParams& p, int64_t row, float shift,
+                                    const RowSums& sums, RowReport& to) {
+  if (p.group_shift.data != nullptr) {
+    to.shift = float_at(p.group_shift, row, 0);
+    to.log_sum = float_at(p.group_log_sum, row, 0);
   } else {
-    const float unscaled = shift / p.scale;
-    const float off = sums.sum > 0 ? fmaf(unscaled, p.scale, -shift) : 0;
-    write_shift(p, row, unscaled, logf(sums.sum) - off);
+    to.shift = shift / p.scale;
+    const float off = sums.sum > 0 ? fmaf(to.shift, p.scale, -shift) : 0;
+    to.log_sum = logf(sums.sum) - off;
   }
 }
 
@@ -189,17 +188,19 @@ __global__ void __launch_bounds__(128)
     } else if (lane < p.n_terms) {
       p.row_losses[lane * p.n_tok + row] = 0;
     }
+    const bool ignored = column == kIgnoredRow;
+    RowReport said = row_report(p, row, !ignored && is_reported(p, in), in, sums, log_prob);
+    if (!ignored) report_shift(p, row, totals.top, sums, said);
+    RowOutputs(p, lane).write(row, said);
     if (lane == 0) {
-      write_row(p, row, column != kIgnoredRow && is_reported(p, in), in, sums, log_prob);
-      write_own_shift(p, row, column == kIgnoredRow, totals.top, sums);
       if (!finite) report(p, row, Fault::kNonFinite);
       const float sum =
           kept_shift == totals.top ? sums.sum : sums.sum * expf(totals.top - kept_shift);
-      const float scale = column == kIgnoredRow ? 0.f : c.p / sum;
+      const float scale = ignored ? 0.f : c.p / sum;
       r.softmax_scale[row] = scale;
       // q_y P - L with q_y - 1 taken whole, so that a label near certainty keeps its digits.
       if (r.row_shift != nullptr) r.row_shift[row] = kept_shift;
-      if (r.filter.threshold > 0) r.filter.inverse_sum[row] = column == kIgnoredRow ? 0.f : 1 / sum;
+      if (r.filter.threshold > 0) r.filter.inverse_sum[row] = ignored ? 0.f : 1 / sum;
       r.label_gain[row] = column >= 0 ? fmaf(c.p, expm1f(log_prob), c.p - c.label) : 0.f;
       shared_shift = kept_shift;
       shared_scale = scale;
