@@ -269,11 +269,11 @@ __device__ inline void store_vector(T* to, const float (&g)[8], int valid, bool 
 }
 
 // Eight columns of each lane of a warp, whose lanes' addresses follow one another: aligned, and in
-// stores of whole 32-byte sectors. Those before `valid`, whole 16-byte words.
+// stores of whole 32-byte sectors. `columns`: left from `to` on, in whole 16-byte words.
 template <class T>
-__device__ inline void store_whole(T* to, const float (&g)[8], int valid, int lane) {
+__device__ inline void store_whole(T* to, const float (&g)[8], int columns, int lane) {
   if constexpr (sizeof(T) == 2) {
-    if (valid > 0) store_vector(to, g, kLaneColumns, true);
+    if (columns > 0) store_vector(to, g, kLaneColumns, true);
   } else {
     // A lane has a sector in two words: first a pair of lanes stores the even one's, then the odd
     // one's.
@@ -286,10 +286,10 @@ __device__ inline void store_whole(T* to, const float (&g)[8], int valid, int la
       second[i] = odd ? __float_as_uint(g[4 + i]) : other[i];
     }
     const int at = odd ? -4 : 0, then = odd ? 4 : 8;
-    if (at < valid) {
+    if (at < columns) {
       ullage::cuda::ptx::store_words(to + at, make_uint4(first[0], first[1], first[2], first[3]));
     }
-    if (then < valid) {
+    if (then < columns) {
       ullage::cuda::ptx::store_words(to + then,
                                      make_uint4(second[0], second[1], second[2], second[3]));
     }

@@ -120,7 +120,7 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
       }
     }
     if constexpr (kAligned && !kTail) {
-      store_whole(to + column, g, valid, lane);
+      store_whole(to + column, g, columns - column, lane);
     } else {
       store_vector(to + column, g, valid, kAligned);
     }
