@@ -79,11 +79,7 @@ __global__ void __launch_bounds__((kMaxColumnWarps + kOtherWarps) * 32, 1)
   ptx::cluster_sync();  // every block's barriers are ready before a peer counts on them
   const int other = warp - p.row_warps * p.groups;
   if (other < 0) {
-    if (p.in_whole_words) {
-      ColumnWarp<Kind, true>(shared, warp, lane).run();
-    } else {
-      ColumnWarp<Kind, false>(shared, warp, lane).run();
-    }
+    run_column_warp(shared, warp, lane);
   } else if (other < kTermsWarps) {
     TermsWarp<Kind>(shared, other, lane).run();
   } else if (other == kTermsWarps) {

@@ -29,47 +29,26 @@ __device__ inline RowReport row_report(const HeadParams& p, int64_t row, bool re
   return report;
 }
 
-class RowOutputs {
- public:
-  __device__ RowOutputs(const HeadParams& p, int lane) : p_(p), lane_(lane) {
-    if (lane == kLse) output_ = p.lse;
-    if (lane == kLogProb) output_ = p.label_log_prob;
-    if (lane == kEntropy) output_ = p.entropy;
-    if (lane == kShift) output_ = p.shift;
-    if (lane == kLogSum) output_ = p.log_sum;
-    if (lane == kDistance) output_ = p.distance;
-    if (lane == kRowLogProb) output_ = {p.row_log_prob, 1};
-    if (lane == kRowEntropy) output_ = {p.row_entropy, 1};
-  }
-
-  __device__ void write(int64_t row, const RowReport& report) const {
-    float value = report.lse;
-    if (lane_ == kLogProb || lane_ == kRowLogProb) value = report.log_prob;
-    if (lane_ == kEntropy || lane_ == kRowEntropy) value = report.entropy;
-    if (lane_ == kShift) value = report.shift;
-    if (lane_ == kLogSum) value = report.log_sum;
-    if (lane_ == kDistance) value = report.distance;
-    if (output_.data != nullptr) output_.data[row * output_.stride] = value;
-    if (p_.argmax != nullptr && lane_ == 0) p_.argmax[row] = report.argmax;
-    if (p_.correct != nullptr && lane_ == 0) p_.correct[row] = report.correct;
-  }
-
- private:
+__device__ inline void write_outputs(const HeadParams& p, int64_t row, const RowReport& said,
+                                     int lane) {
   // The last two are the workspace's.
-  enum Lane {
-    kLse,
-    kLogProb,
-    kEntropy,
-    kShift,
-    kLogSum,
-    kDistance,
-    kRowLogProb,
-    kRowEntropy,
+  enum Lane { kLse, kLogProb, kEntropy, kShift, kLogSum, kDistance, kRowLogProb, kRowEntropy };
+  RowOutput output;
+  float value = 0;
+  const auto put = [&](Lane its, const RowOutput& to, float what) {
+    if (lane == its) output = to, value = what;
   };
-
-  const HeadParams& p_;
-  int lane_;
-  RowOutput output_;  // this lane's
-};
+  put(kLse, p.lse, said.lse);
+  put(kLogProb, p.label_log_prob, said.log_prob);
+  put(kEntropy, p.entropy, said.entropy);
+  put(kShift, p.shift, said.shift);
+  put(kLogSum, p.log_sum, said.log_sum);
+  put(kDistance, p.distance, said.distance);
+  put(kRowLogProb, {p.row_log_prob, 1}, said.log_prob);
+  put(kRowEntropy, {p.row_entropy, 1}, said.entropy);
+  if (output.data != nullptr) output.data[row * output.stride] = value;
+  if (p.argmax != nullptr && lane == 0) p.argmax[row] = said.argmax;
+  if (p.correct != nullptr && lane == 0) p.correct[row] = said.correct;
+}
 
 }  // namespace ullage::lossk::cuda

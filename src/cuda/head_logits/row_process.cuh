@@ -10,10 +10,9 @@
 namespace ullage::lossk::cuda {
 
 // A row that no term counts and that has no label: nothing of it is read.
-__device__ inline void clear_row(const HeadParams& p, const RowOutputs& outputs, int64_t row,
-                                 int lane) {
+__device__ inline void clear_row(const HeadParams& p, int64_t row, int lane) {
   if (lane < p.n_terms) p.row_losses[lane * p.n_tok + row] = 0;
-  outputs.write(row, {});
+  write_outputs(p, row, {}, lane);
 }
 
 // A row whose terms are evaluated: what its gradient waits for, and what its outputs are made of.
@@ -50,9 +49,8 @@ __device__ inline FinishedRow finish_row(const HeadParams& p, const TermParams& 
 }
 
 template <class Kind>
-__device__ inline void write_finished_row(const HeadParams& p, const RowOutputs& outputs,
-                                          int64_t row, const RowInputs& in, const FinishedRow& done,
-                                          int lane) {
+__device__ inline void write_finished_row(const HeadParams& p, int64_t row, const RowInputs& in,
+                                          const FinishedRow& done, int lane) {
   const RowSums& sums = done.word.sums;
   RowReport said = row_report(p, row, is_reported(p, in), in, sums, done.log_prob);
   // The maximum itself, so without what rounding the reference took. Nothing but -inf sums to 0.
@@ -61,7 +59,7 @@ __device__ inline void write_finished_row(const HeadParams& p, const RowOutputs&
   said.log_sum = kLn2 * (sums.log2_sum - (sums.sum > 0 ? off : 0));
   const auto columns = p.group_shift.data != nullptr ? p.smoothed_columns : p.vocab;
   said.distance = kLn2 * fmaf(-static_cast<float>(columns), off, sums.smooth);
-  outputs.write(row, said);
+  write_outputs(p, row, said, lane);
   if (lane != 0) return;
   const bool finite =
       sums.stored_max < INFINITY && (!Kind::kHasTeacher || sums.teacher_max < INFINITY);

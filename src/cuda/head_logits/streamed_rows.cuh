@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
     if (!row_counts(p, row, label)) {
       wait_for_census();
       clear_gradient(p, to, span_columns, lane);
-      if (warp == 0) clear_row(p, RowOutputs(p, lane), row, lane);
+      if (warp == 0) clear_row(p, row, lane);
       continue;
     }
     // Calls act(student, teacher) with the row from `column` on.
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
       wait_for_census();
       const FinishedRow done = finish_row<Kind>(p, term, row, in, total, gain, lane, true);
       if (lane == 0) word = done.word;
-      write_finished_row<Kind>(p, RowOutputs(p, lane), row, in, done, lane);
+      write_finished_row<Kind>(p, row, in, done, lane);
     }
     __syncthreads();
     if (p.gradient != nullptr) {

@@ -26,7 +26,6 @@ class TermsWarp {
   __device__ void run() {
     const TermParams term = p_.terms[lane_ < p_.n_terms ? lane_ : 0];
     RowVectors<T> vectors(p_, is_alone_, lane_);
-    const RowOutputs outputs(p_, lane_);
     RowId row = shared_.wait_for_id(warp_);
     if (row.counts()) vectors.ask(p_.first_row + row.row(), row.label);
     ptx::wait_for_previous_kernel();
@@ -50,8 +49,8 @@ class TermsWarp {
       // What the next row brings travels while this one's outputs are written.
       const RowId next = shared_.wait_for_id(i + kTermsWarps);
       if (next.counts()) vectors.ask(p_.first_row + next.row(), next.label);
-      if (writes_ && row.counts()) write_finished_row<Kind>(p_, outputs, at, in, done, lane_);
-      if (writes_ && !row.counts()) clear_row(p_, outputs, at, lane_);
+      if (writes_ && row.counts()) write_finished_row<Kind>(p_, at, in, done, lane_);
+      if (writes_ && !row.counts()) clear_row(p_, at, lane_);
       row = next;
     }
   }

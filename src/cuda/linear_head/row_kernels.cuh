@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(128)
     const bool ignored = column == kIgnoredRow;
     RowReport said = row_report(p, row, !ignored && is_reported(p, in), in, sums, log_prob);
     if (!ignored) report_shift(p, row, totals.top, sums, said);
-    RowOutputs(p, lane).write(row, said);
+    write_outputs(p, row, said, lane);
     if (lane == 0) {
       if (!finite) report(p, row, Fault::kNonFinite);
       const float sum =
