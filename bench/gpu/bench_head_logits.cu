@@ -276,15 +276,16 @@ class Shapes {
 
  private:
   static cuda::Family family_of(const Mix& mix) {
-    bool forward = false, reverse = false, mixed = false;
+    bool forward = false, reverse = false, mixture = false;
     for (const LossTerm& t : mix.terms) {
       if (t.kind != LossKind::kDistillation) continue;
       forward |=
           t.divergence == Divergence::kCrossEntropy || t.divergence == Divergence::kForwardKl;
       reverse |= t.divergence == Divergence::kReverseKl;
-      mixed |= t.divergence == Divergence::kJensenShannon;
+      mixture |= t.divergence == Divergence::kJensenShannon;
     }
-    if (mixed || (forward && reverse)) return cuda::Family::kMixed;
+    if (forward + reverse + mixture > 1) return cuda::Family::kMixed;
+    if (mixture) return cuda::Family::kJensenShannon;
     if (forward) return cuda::Family::kForward;
     return reverse ? cuda::Family::kReverse : cuda::Family::kLabels;
   }

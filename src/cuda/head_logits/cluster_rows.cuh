@@ -69,7 +69,7 @@ __global__ void __launch_bounds__((kMaxColumnWarps + kOtherWarps) * 32, 1)
   const ClusterShared<Kind> shared{
       .p = p,
       .base = cluster_shared,
-      .has_extras = Kind::kFamily == Family::kMixed || wants_extra(p),
+      .n_extras = wants_extra(p) ? kExtras<Kind::kFamily> : kOwnExtras<Kind::kFamily>,
       .slots_start = start,
       .barriers = start + static_cast<uint32_t>(p.slots * p.slot_bytes + p.table_bytes +
                                                 p.tables * kRowWordBytes)};

@@ -39,11 +39,11 @@ struct alignas(8) RowId {
 // the labels of `tables` rows. Without extras their tables take no room.
 template <class Kind>
 struct ClusterShared {
-  static constexpr int kSumKinds = kSums<Kind::kFamily>, kExtraKinds = kExtras<Kind::kFamily>;
+  static constexpr int kSumKinds = kSums<Kind::kFamily>;
 
   const HeadParams& p;
   std::byte* base;
-  bool has_extras;
+  int n_extras;                    // kinds of them
   uint32_t slots_start, barriers;  // their shared addresses
 
   // How often it is told that there is no row: every group of column warps and every warp for the
@@ -62,11 +62,11 @@ struct ClusterShared {
   }
   __device__ float* extras(int i) const {
     return tables() + kSumKinds * p.tables * (p.strips_per_block + kMaxSections) +
-           (i & (p.groups - 1)) * kExtraKinds * p.strips_per_block;
+           (i & (p.groups - 1)) * n_extras * p.strips_per_block;
   }
   __device__ float* section_extras(int i) const {
     return extras(0) +
-           kExtraKinds * (p.groups * p.strips_per_block + (i & (p.groups - 1)) * kMaxSections);
+           n_extras * (p.groups * p.strips_per_block + (i & (p.groups - 1)) * kMaxSections);
   }
   __device__ RowWord* word(int i) const { return words() + table(i); }
   __device__ uint32_t barrier(int i) const { return barriers + i * 8; }

@@ -49,7 +49,7 @@ template <class Kind, Task kTask>
 class ColumnWarp {
   using T = typename Kind::Element;
   using Strip = KeptStrip<T, kTask != Task::kAny>;
-  static constexpr bool kMixed = Kind::kFamily == Family::kMixed;
+  static constexpr bool kHasOwnExtras = kOwnExtras<Kind::kFamily> > 0;
 
  public:
   // Warp `warp` of the block's for columns: p.row_warps share a row, as many others the next.
@@ -64,7 +64,7 @@ class ColumnWarp {
   }
 
   __device__ void run() {
-    const bool second = kTask == Task::kGradient ? kMixed : shared_.has_extras;
+    const bool second = kTask == Task::kGradient ? kHasOwnExtras : shared_.n_extras > 0;
     const bool writes = kTask == Task::kGradient || p_.gradient != nullptr;
     // Nothing is left to do with a row once it is summed.
     const bool sums_only = kTask == Task::kSums || (!writes && !second);
@@ -183,17 +183,17 @@ class ColumnWarp {
 template <class Kind>
 __device__ inline void run_column_warp(const ClusterShared<Kind>& shared, int warp, int lane) {
   const HeadParams& p = shared.p;
-  constexpr bool kMixed = Kind::kFamily == Family::kMixed;
+  constexpr bool kOnlySummed = kOwnExtras<Kind::kFamily> == 0;
   const auto* const gradient = static_cast<const typename Kind::Element*>(p.gradient);
   const bool has_nothing_beside = p.in_whole_words && !wants_extra(p) && !p.accumulate &&
                                   is_aligned(gradient) && is_aligned(gradient + p.gradient_stride);
   if (!p.in_whole_words) {
     ColumnWarp<Kind, Task::kAny>(shared, warp, lane).run();
-  } else if (!has_nothing_beside || (kMixed && gradient == nullptr)) {
+  } else if (!has_nothing_beside || (!kOnlySummed && gradient == nullptr)) {
     ColumnWarp<Kind, Task::kWhole>(shared, warp, lane).run();
   } else if (gradient != nullptr) {
     ColumnWarp<Kind, Task::kGradient>(shared, warp, lane).run();
-  } else if constexpr (!kMixed) {
+  } else if constexpr (kOnlySummed) {
     ColumnWarp<Kind, Task::kSums>(shared, warp, lane).run();
   }
 }

@@ -95,12 +95,12 @@ constexpr int64_t most_top_k_columns(const CudaDevice& device) {
 }
 
 // Tables that warps exchange sums through, in bytes, `strips` a block: each its strips' sums and
-// everyone's sections', of `tables` rows; where there are extras, theirs of `groups`.
+// everyone's sections', of `tables` rows; their extras of `groups`. `extras`: some are asked for.
 constexpr int64_t table_bytes(Family family, bool extras, int64_t strips, int64_t tables,
                               int64_t groups) {
   const int64_t sums = n_sums(family) * tables * (strips + kMaxSections);
-  const int64_t second = n_extras(family) * groups * (strips + kMaxSections);
-  return round_up((sums + (extras || family == Family::kMixed ? second : 0)) * 4, 16);
+  const int64_t second = n_extras(family, extras) * groups * (strips + kMaxSections);
+  return round_up((sums + second) * 4, 16);
 }
 // Of a cluster's block: rows that have come, each slot emptied; for every table its strips' sums,
 // everyone's sections' and the row's word; for every group the row's sums, its strips' extras and

@@ -36,18 +36,25 @@ struct RowCut {
 
 // What the row kernel sums besides the softmax of the logits, fixed when it is compiled.
 enum class Family : int {
-  kLabels,   // no dense teacher
-  kForward,  // sum p ln q or sum p ln (q / p): distillation by cross-entropy or by forward KL
-  kReverse,  // sum q ln(q / p)
-  kMixed,    // any divergences together, Jensen-Shannon among them: one more pass over the row
+  kLabels,         // no dense teacher
+  kForward,        // sum p ln q or sum p ln (q / p): distillation by cross-entropy or by forward KL
+  kReverse,        // sum q ln(q / p)
+  kMixed,          // several divergences together: one more pass over the row
+  kJensenShannon,  // sum p ln(p / m) and sum q ln(q / m) of a mixture m: one more pass as well
 };
-inline constexpr int kFamilies = 4;
+inline constexpr int kFamilies = 5;
 
 // Values that a strip brings to the two exchanges of a row (row_sums.cuh).
 constexpr int n_sums(Family family) {
-  return family == Family::kLabels ? 2 : family == Family::kMixed ? 4 : 5;
+  return family == Family::kLabels                                      ? 2
+         : family == Family::kMixed || family == Family::kJensenShannon ? 4
+                                                                        : 5;
 }
-constexpr int n_extras(Family family) { return family == Family::kMixed ? 8 : 3; }
+// `asked_for`: with the entropy, the smoothing and the arg max, which few ask for.
+constexpr int n_extras(Family family, bool asked_for) {
+  const int own = family == Family::kMixed ? 5 : family == Family::kJensenShannon ? 2 : 0;
+  return own + (asked_for ? 3 : 0);
+}
 
 // What a row kernel is compiled for.
 template <class T, Family kFamily_, bool kSoftcap_>

@@ -145,15 +145,16 @@ Status check_taken(const Shape& shape, const HeadConfig& config, const Request& 
 }
 
 Family family_of(const HeadConfig& config) {
-  bool cross = false, forward = false, reverse = false, mixed = false;
+  bool cross = false, forward = false, reverse = false, mixture = false;
   for (const LossTerm& term : config.terms) {
     if (term.kind != LossKind::kDistillation || cuda::is_top_k(config, term)) continue;
     cross |= term.divergence == Divergence::kCrossEntropy;
     forward |= term.divergence == Divergence::kForwardKl;
     reverse |= term.divergence == Divergence::kReverseKl;
-    mixed |= term.divergence == Divergence::kJensenShannon;
+    mixture |= term.divergence == Divergence::kJensenShannon;
   }
-  if (mixed || cross + forward + reverse > 1) return Family::kMixed;
+  if (cross + forward + reverse + mixture > 1) return Family::kMixed;
+  if (mixture) return Family::kJensenShannon;
   if (cross || forward) return Family::kForward;
   return reverse ? Family::kReverse : Family::kLabels;
 }

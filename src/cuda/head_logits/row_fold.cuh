@@ -8,10 +8,6 @@
 
 namespace ullage::lossk::cuda {
 
-__device__ inline bool wants_extra(const HeadParams& p) {
-  return p.wants_entropy || p.wants_argmax || p.wants_smoothing;
-}
-
 template <class Kind>
 __device__ inline void put_sums(float* table, int n, int i, const StripSums<Kind>& s) {
   table[kMax * n + i] = s.max;
@@ -121,15 +117,17 @@ __device__ inline RowSums row_sums(const HeadParams& p, const float* table, int 
   return row;
 }
 
-// The second exchange carries plain sums, and the smallest column of the maximum.
+// The second exchange carries plain sums, and the smallest column of the maximum; where nothing is
+// asked for, only the family's own.
 template <class Kind, class Strip>
 __device__ inline void put_strip_extras(const HeadParams& p, float* table, int n, int i,
                                         const Strip& student, const Strip& teacher, int columns,
                                         int64_t first_column, const RowSums& row, int lane) {
-  const auto put = [&](ExtraPartial which, float value) {
+  constexpr Family kFamily = Kind::kFamily;
+  const auto put = [&](int which, float value) {
     if (lane == 0) table[which * n + i] = value;
   };
-  if constexpr (Kind::kFamily == Family::kMixed) {
+  if constexpr (kFamily == Family::kMixed) {
     const MixedSums s = strip_mixed_sums<Kind>(p, student, teacher, columns, row, lane);
     put(kMixedCross, s.cross);
     put(kMixedForward, s.forward);
@@ -137,26 +135,50 @@ __device__ inline void put_strip_extras(const HeadParams& p, float* table, int n
     put(kTeacherFromMix, s.teacher_from_mix);
     put(kStudentFromMix, s.student_from_mix);
   }
-  ExtraSums s;
-  if (wants_extra(p)) {
-    s = strip_extra_sums<Kind>(p, student, columns, first_column, row, lane);
+  if constexpr (kFamily == Family::kJensenShannon) {
+    float sums[2];
+    strip_mix_sums<Kind>(p, student, teacher, columns, row, lane, sums);
+    put(kTeacherFromMix, sums[kTeacherFromMix]);
+    put(kStudentFromMix, sums[kStudentFromMix]);
   }
-  put(kEntropy, s.entropy);
-  put(kSmooth, s.smooth);
-  put(kArgmax, __int_as_float(s.argmax));
+  if (!wants_extra(p)) return;
+  const ExtraSums s = strip_extra_sums<Kind>(p, student, columns, first_column, row, lane);
+  put(kEntropy<kFamily>, s.entropy);
+  put(kSmooth<kFamily>, s.smooth);
+  put(kArgmax<kFamily>, __int_as_float(s.argmax));
 }
 
-// As section_sums, of one kind of extras.
-__device__ inline float section_extra(const float* table, int n, int which, int i,
-                                      int per_section) {
-  const bool smallest = which == kArgmax;
-  float value = i < n ? table[which * n + i] : smallest ? __int_as_float(0x7fffffff) : 0.0f;
-  for (int step = 1; step < per_section; step *= 2) {
-    const float other = __shfl_xor_sync(~0u, value, step);
-    value = smallest ? __int_as_float(min(__float_as_int(value), __float_as_int(other)))
-                     : value + other;
+// As section_sums, of the first kKinds extras; a step's shuffles are under way together.
+template <class Kind, int kKinds>
+__device__ inline void section_extras(const float* table, int n, int i, int per_section,
+                                      float (&values)[kKinds]) {
+  constexpr int kSmallest = kArgmax<Kind::kFamily>;
+#pragma unroll
+  for (int k = 0; k < kKinds; ++k) {
+    values[k] = i < n ? table[k * n + i] : k == kSmallest ? __int_as_float(0x7fffffff) : 0.0f;
   }
-  return value;
+  for (int step = 1; step < per_section; step *= 2) {
+    float others[kKinds];
+#pragma unroll
+    for (int k = 0; k < kKinds; ++k) others[k] = __shfl_xor_sync(~0u, values[k], step);
+#pragma unroll
+    for (int k = 0; k < kKinds; ++k) {
+      values[k] = k == kSmallest
+                      ? __int_as_float(min(__float_as_int(values[k]), __float_as_int(others[k])))
+                      : values[k] + others[k];
+    }
+  }
+}
+
+// Calls act<n>() for the n extras that there are, if any.
+template <class Kind, class Act>
+__device__ inline void with_extras(const HeadParams& p, const Act& act) {
+  constexpr int kOwn = kOwnExtras<Kind::kFamily>;
+  if (wants_extra(p)) {
+    act.template operator()<kExtras<Kind::kFamily>>();
+  } else if constexpr (kOwn > 0) {
+    act.template operator()<kOwn>();
+  }
 }
 
 // As fold_strips, of extras.
@@ -164,31 +186,44 @@ template <class Kind>
 __device__ inline void fold_extras(const HeadParams& p, const float* strips, int n, float* sections,
                                    int lane) {
   const int per_section = p.cut.strips_per_section;
-  for (int kind = 0; kind < kExtras<Kind::kFamily>; ++kind) {
+  with_extras<Kind>(p, [&]<int kKinds>() {
     for (int i = lane; i - lane < n; i += 32) {
-      const float value = section_extra(strips, n, kind, i, per_section);
-      if (i < n && i % per_section == 0) sections[kind * kMaxSections + i / per_section] = value;
+      float values[kKinds];
+      section_extras<Kind>(strips, n, i, per_section, values);
+      if (i >= n || i % per_section != 0) continue;
+#pragma unroll
+      for (int k = 0; k < kKinds; ++k) sections[k * kMaxSections + i / per_section] = values[k];
     }
-  }
+  });
   __syncwarp();
 }
 
 template <class Kind>
-__device__ inline void add_extras(const float* table, int n_sections, int lane, RowSums& row) {
-  const auto total = [&](ExtraPartial which) {
-    return warp_sum(lane < n_sections ? table[which * kMaxSections + lane] : 0.0f);
+__device__ inline void add_extras(const HeadParams& p, const float* table, int n_sections, int lane,
+                                  RowSums& row) {
+  constexpr Family kFamily = Kind::kFamily;
+  const auto mine = [&](int which) {
+    return lane < n_sections ? table[which * kMaxSections + lane] : 0.0f;
   };
-  if constexpr (Kind::kFamily == Family::kMixed) {
-    row.cross = total(kMixedCross);
-    row.forward_kl = total(kMixedForward);
-    row.reverse_kl = total(kMixedReverse);
-    row.teacher_from_mix = total(kTeacherFromMix);
-    row.student_from_mix = total(kStudentFromMix);
+  if constexpr (kOwnExtras<kFamily> > 0) {
+    float own[kOwnExtras<kFamily>];
+#pragma unroll
+    for (int k = 0; k < kOwnExtras<kFamily>; ++k) own[k] = mine(k);
+    warp_sums(own);
+    const float scale = kFamily == Family::kJensenShannon ? __frcp_rn(row.sum) : 1.0f;
+    row.teacher_from_mix = own[kTeacherFromMix] * scale;
+    row.student_from_mix = own[kStudentFromMix] * scale;
+    if constexpr (kFamily == Family::kMixed) {
+      row.cross = own[kMixedCross];
+      row.forward_kl = own[kMixedForward];
+      row.reverse_kl = own[kMixedReverse];
+    }
   }
-  row.entropy = total(kEntropy);
-  row.smooth = total(kSmooth);
+  if (!wants_extra(p)) return;
+  row.entropy = warp_sum(mine(kEntropy<kFamily>));
+  row.smooth = warp_sum(mine(kSmooth<kFamily>));
   row.argmax = __reduce_min_sync(
-      ~0u, lane < n_sections ? __float_as_int(table[kArgmax * kMaxSections + lane]) : 0x7fffffff);
+      ~0u, lane < n_sections ? __float_as_int(mine(kArgmax<kFamily>)) : 0x7fffffff);
 }
 
 }  // namespace ullage::lossk::cuda

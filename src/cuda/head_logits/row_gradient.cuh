@@ -10,6 +10,7 @@ struct GradientScales {
   float student = 0, teacher = 0;  // P / sum 2^u, C / sum 2^v
   // kReverse: q_j (P + R (ln q_j - ln p_j - KL)) = 2^u (constant + slope * (u - v)); the row's
   // logarithms cancel.
+  // kJensenShannon: q_j (P + J (ln (q_j / m_j) - KL)) = 2^u (constant + slope * log2 (m / q)).
   float slope = 0, constant = 0;
 };
 
@@ -24,6 +25,11 @@ __device__ inline GradientScales gradient_scales(const RowSums& row, const RowCo
     s.slope = reverse * inverse_sum;
     s.constant = fmaf(-reverse, row.reverse_kl * inverse_sum, c.p) * inverse_sum;
   }
+  if constexpr (kFamily == Family::kJensenShannon) {
+    const float mix = c.mix * kLn2;
+    s.slope = -mix * inverse_sum;
+    s.constant = fmaf(-mix, row.student_from_mix, c.p) * inverse_sum;
+  }
   return s;
 }
 
@@ -35,6 +41,7 @@ __device__ inline void gradient_of_columns(const HeadParams& p, const RowSums& r
                                            const float (&x)[8], const float (&t)[8],
                                            float (&g)[8]) {
   using ullage::cuda::ptx::exp2_approx;
+  [[maybe_unused]] const LogRatio log_ratio(row);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float u = fmaf(x[i], p.log2_scale, -row.reference);
@@ -47,6 +54,9 @@ __device__ inline void gradient_of_columns(const HeadParams& p, const RowSums& r
       } else if constexpr (kFamily == Family::kReverse) {
         const float e = exp2_approx(u);
         g[i] = e > 0 ? e * fmaf(scales.slope, u - v, scales.constant) : 0.0f;
+      } else if constexpr (kFamily == Family::kJensenShannon) {
+        const MixColumn at(u, v, log_ratio, p.mix_beta);
+        g[i] = exp2_approx(u) * fmaf(scales.slope, at.log_mix, scales.constant);
       } else {
         const float log_q = u - row.log2_sum, log_p = v - row.teacher_log2_sum;
         const float q = exp2_approx(log_q);

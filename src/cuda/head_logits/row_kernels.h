@@ -29,6 +29,8 @@ const void* kernel_of(Family family, bool softcap) {
       return of_family.template operator()<Family::kReverse>();
     case Family::kMixed:
       return of_family.template operator()<Family::kMixed>();
+    case Family::kJensenShannon:
+      return of_family.template operator()<Family::kJensenShannon>();
   }
   return nullptr;
 }

@@ -32,20 +32,33 @@ enum SumPartial : int {
 template <Family kFamily>
 inline constexpr int kSums = n_sums(kFamily);
 
-// And to the second, which only kMixed and what few ask for need: a further pass over the row.
-enum ExtraPartial : int {
-  kEntropy = 0,  // sum 2^u u
-  kSmooth = 1,   // sum w_j u_j
-  kArgmax = 2,   // the smallest column whose logit is the maximum, as an int
-  // kMixed: over normalised p and q, in base-2 logarithms
-  kMixedCross = 3,      // sum p log q
-  kMixedForward = 4,    // sum p log (p / q)
-  kMixedReverse = 5,    // sum q log (q / p)
-  kTeacherFromMix = 6,  // sum p log (p / m)
-  kStudentFromMix = 7,  // sum q log (q / m)
+// And to the second, after a further pass over the row: what a family needs of its own, over
+// normalised p and q (kJensenShannon: times sum 2^u) and in base-2 logarithms,
+enum OwnExtra : int {
+  // kMixed and kJensenShannon
+  kTeacherFromMix = 0,  // sum p log (p / m)
+  kStudentFromMix = 1,  // sum q log (q / m)
+  // kMixed
+  kMixedCross = 2,    // sum p log q
+  kMixedForward = 3,  // sum p log (p / q)
+  kMixedReverse = 4,  // sum q log (q / p)
 };
 template <Family kFamily>
-inline constexpr int kExtras = n_extras(kFamily);
+inline constexpr int kOwnExtras = n_extras(kFamily, false);
+// then what few ask for.
+template <Family kFamily>
+inline constexpr int kEntropy = kOwnExtras<kFamily>;  // sum 2^u u
+template <Family kFamily>
+inline constexpr int kSmooth = kEntropy<kFamily> + 1;  // sum w_j u_j
+// The smallest column whose logit is the maximum, as an int.
+template <Family kFamily>
+inline constexpr int kArgmax = kEntropy<kFamily> + 2;
+template <Family kFamily>
+inline constexpr int kExtras = n_extras(kFamily, true);
+
+__device__ inline bool wants_extra(const HeadParams& p) {
+  return p.wants_entropy || p.wants_argmax || p.wants_smoothing;
+}
 
 // The row's totals; the same in every lane of every warp that evaluates its terms.
 struct RowSums {
@@ -62,6 +75,18 @@ __device__ inline float warp_sum(float x) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
+}
+// Of several values at a time, so that a step's shuffles are under way together.
+template <int n>
+__device__ inline void warp_sums(float (&x)[n]) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    float other[n];
+#pragma unroll
+    for (int i = 0; i < n; ++i) other[i] = __shfl_xor_sync(~0u, x[i], step);
+#pragma unroll
+    for (int i = 0; i < n; ++i) x[i] += other[i];
+  }
 }
 // Floats as ints of the same order; a canonical NaN is the largest.
 __device__ inline int ordered(float x) {
@@ -325,6 +350,57 @@ __device__ inline MixedSums strip_mixed_sums(const HeadParams& p, const Strip& s
   s.teacher_from_mix = warp_sum(s.teacher_from_mix);
   s.student_from_mix = warp_sum(s.student_from_mix);
   return s;
+}
+
+// What a column's u and v become log2 (p / q) with. A probability of 2^-120 stands for those below
+// it, so that no logarithm is infinite: none of the sums shows the difference.
+struct LogRatio {
+  float least_u, least_v, shift;
+
+  __device__ explicit LogRatio(const RowSums& row)
+      : least_u(row.log2_sum - 120),
+        least_v(row.teacher_log2_sum - 120),
+        shift(row.log2_sum - row.teacher_log2_sum) {}
+};
+// A column of a mixture: u and log2 (p / q), in at most 120 either way, 2^that and log2 (m / q).
+// The last two are 1 and 0 exactly where p and q are equal.
+struct MixColumn {
+  float u, log_ratio, ratio, log_mix;
+
+  __device__ MixColumn(float u_, float v, const LogRatio& of, float beta) {
+    using ullage::cuda::ptx::max_nan;
+    u = max_nan(u_, of.least_u);
+    log_ratio = (max_nan(v, of.least_v) - u) + of.shift;
+    ratio = ullage::cuda::ptx::exp2_approx(log_ratio);
+    log_mix = ullage::cuda::ptx::log2_approx(fmaf(beta, ratio - 1.0f, 1.0f));
+  }
+};
+
+// kTeacherFromMix and kStudentFromMix of one strip, times sum 2^u: three special functions a
+// column.
+template <class Kind, class Strip>
+__device__ inline void strip_mix_sums(const HeadParams& p, const Strip& student,
+                                      const Strip& teacher, int columns, const RowSums& row,
+                                      int lane, float (&sums)[2]) {
+  using T = typename Kind::Element;
+  const LogRatio log_ratio(row);
+  sums[0] = sums[1] = 0;
+  const auto add = [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
+    float x[8], t[8];
+    unpack_logits<Kind>(p, mine, kTail ? columns - column : kLaneColumns, x);
+    unpack(others, t);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const MixColumn at(fmaf(x[i], p.log2_scale, -row.reference),
+                         fmaf(t[i], p.teacher_log2_scale, -row.teacher_reference), log_ratio,
+                         p.mix_beta);
+      const float e = ullage::cuda::ptx::exp2_approx(at.u);
+      sums[kTeacherFromMix] = fmaf(e * at.ratio, at.log_ratio - at.log_mix, sums[kTeacherFromMix]);
+      sums[kStudentFromMix] = fmaf(e, -at.log_mix, sums[kStudentFromMix]);
+    }
+  };
+  for_each_vector<Kind, 1>(student, teacher, columns, lane, add);
+  warp_sums(sums);
 }
 
 // Entropy, arg max and label smoothing: asked for by few, so they take a pass of their own.

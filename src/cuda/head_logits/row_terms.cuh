@@ -154,8 +154,10 @@ __device__ inline float place_in_group(const HeadParams& p, int64_t row, const R
   return group_log_prob(p, row, in);
 }
 
-__device__ inline float divergence_loss(const TermParams& term, const RowSums& row, bool mixed) {
-  if (mixed) {
+// `normalized`: the sums are those of the second exchange.
+__device__ inline float divergence_loss(const TermParams& term, const RowSums& row,
+                                        bool normalized) {
+  if (normalized) {
     switch (term.divergence) {
       case Divergence::kCrossEntropy:
         return -kLn2 * row.cross;
@@ -185,7 +187,7 @@ struct TopKTerm {
 
 // One term's loss of one row, and what it adds to the coefficients.
 __device__ inline float term_of_row(const HeadParams& p, const TermParams& term, int64_t row_index,
-                                    bool mixed, const RowInputs& in, const RowSums& row,
+                                    bool normalized, const RowInputs& in, const RowSums& row,
                                     float term_gain, float log_prob, const TopKTerm& top_k,
                                     RowCoefficients& add) {
   if (!term_counts(p, term, row_index, in)) return 0;
@@ -227,7 +229,7 @@ __device__ inline float term_of_row(const HeadParams& p, const TermParams& term,
           add.p = slope;
           add.teacher = slope;
       }
-      return term.loss_scale * divergence_loss(term, row, mixed);
+      return term.loss_scale * divergence_loss(term, row, normalized);
     }
     case LossKind::kGspo:
     case LossKind::kDpo: {
@@ -270,8 +272,8 @@ __device__ inline RowCoefficients evaluate_terms(const HeadParams& p, const Term
                                                  const TopKTerm& top_k, int lane, bool write) {
   RowCoefficients c;
   if (lane < p.n_terms) {
-    const float loss = term_of_row(p, term, row_index, kFamily == Family::kMixed, in, row, gain,
-                                   log_prob, top_k, c);
+    const float loss =
+        term_of_row(p, term, row_index, kOwnExtras<kFamily> > 0, in, row, gain, log_prob, top_k, c);
     if (term.weight == 0) c = {};
     if (write && term.sequence < 0) p.row_losses[lane * p.n_tok + row_index] = loss;
   }
@@ -285,7 +287,7 @@ __device__ inline RowCoefficients evaluate_terms(const HeadParams& p, const Term
     if constexpr (kFamily == Family::kReverse || kFamily == Family::kMixed) {
       c.reverse += __shfl_xor_sync(~0u, c.reverse, step);
     }
-    if constexpr (kFamily == Family::kMixed) c.mix += __shfl_xor_sync(~0u, c.mix, step);
+    if constexpr (kOwnExtras<kFamily> > 0) c.mix += __shfl_xor_sync(~0u, c.mix, step);
   }
   return c;
 }

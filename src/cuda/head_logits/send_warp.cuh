@@ -44,7 +44,7 @@ class SendWarp {
       ptx::barrier_wait(shared_.sums_there(i), shared_.table_parity(i));
       if (lane_ == 0) *shared_.label_logit(i) = to_float(logit);
       send_sums(i);
-      if (!shared_.has_extras) continue;
+      if (shared_.n_extras == 0) continue;
       ptx::barrier_wait(shared_.extras_there(i), shared_.extras_parity(i));
       send_extras(i);
     }
@@ -61,15 +61,13 @@ class SendWarp {
                  });
   }
   __device__ void send_extras(int row) const {
-    constexpr int kKinds = kExtras<Kind::kFamily>;
-    send<kKinds>(shared_.section_extras(row), shared_.section_extras_there(row),
-                 [&](int i, float(&v)[kKinds]) {
-#pragma unroll
-                   for (int kind = 0; kind < kKinds; ++kind) {
-                     v[kind] = section_extra(shared_.extras(row), p_.strips_per_block, kind, i,
-                                             p_.cut.strips_per_section);
-                   }
-                 });
+    with_extras<Kind>(p_, [&]<int kKinds>() {
+      send<kKinds>(shared_.section_extras(row), shared_.section_extras_there(row),
+                   [&](int i, float(&v)[kKinds]) {
+                     section_extras<Kind>(shared_.extras(row), p_.strips_per_block, i,
+                                          p_.cut.strips_per_section, v);
+                   });
+    });
   }
 
   // A lane a section and a block, of each 32 strips. `sections(i, values)`: of the section of

@@ -28,7 +28,6 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
   extern __shared__ __align__(16) float streamed_tables[];
   using T = typename Kind::Element;
   constexpr int kSumKinds = kSums<Kind::kFamily>, kExtraKinds = kExtras<Kind::kFamily>;
-  constexpr bool kMixed = Kind::kFamily == Family::kMixed;
   __shared__ alignas(RowWord) std::byte word_bytes[sizeof(RowWord)];  // no constructor runs
   RowWord& word = reinterpret_cast<RowWord&>(word_bytes);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -91,7 +90,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
       fold_strips<Kind>(p, sums, n_strips, section_table, lane);
       total = row_sums<Kind>(p, section_table, n_sections, lane);
     }
-    if (kMixed || wants_extra(p)) {
+    if (kOwnExtras<Kind::kFamily> > 0 || wants_extra(p)) {
       if (threadIdx.x == 0) word.sums = total;
       __syncthreads();
       for (int s = first; s < last; ++s) {
@@ -105,7 +104,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
       __syncthreads();
       if (warp == 0) {
         fold_extras<Kind>(p, extras, n_strips, section_extras, lane);
-        add_extras<Kind>(section_extras, n_sections, lane, total);
+        add_extras<Kind>(p, section_extras, n_sections, lane, total);
       }
     }
     if (warp == 0) {

@@ -78,7 +78,7 @@ class TermsWarp {
       fold_strips<Kind>(p_, shared_.sums(i), p_.strips_per_block, sections, lane_);
     }
     RowSums sums = row_sums<Kind>(p_, sections, n_sections_, lane_);
-    if (!shared_.has_extras) return sums;
+    if (shared_.n_extras == 0) return sums;
     if (lane_ == 0) {
       shared_.word(i)->sums = sums;
       ptx::barrier_arrive(shared_.row_sums_there(i));
@@ -89,14 +89,14 @@ class TermsWarp {
       fold_extras<Kind>(p_, shared_.extras(i), p_.strips_per_block, shared_.section_extras(i),
                         lane_);
     }
-    add_extras<Kind>(shared_.section_extras(i), n_sections_, lane_, sums);
+    add_extras<Kind>(p_, shared_.section_extras(i), n_sections_, lane_, sums);
     return sums;
   }
 
   // A row that no term counts takes the same way, with nothing.
   __device__ void pass(int i) const {
     wait_for_sums(i);
-    if (!shared_.has_extras) return;
+    if (shared_.n_extras == 0) return;
     __syncwarp();
     if (lane_ == 0) ptx::barrier_arrive(shared_.row_sums_there(i));
     wait_for_extras(i);
