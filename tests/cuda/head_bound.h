@@ -466,6 +466,11 @@ class HeadBound {
     for (int64_t j = 0; j < vocab; ++j) {
       const double w = cross ? row.log_q[j] : row.log_q[j] - t.log_q[j];
       const double shifted = cross ? kLn2 * row.u[j] : kLn2 * (row.u[j] - t.u[j]);
+      if (mixture && std::isinf(w)) {
+        // One of the two is 0 and m is a share of the other; the kernel's ratio is 2^120 or less.
+        size[j] = -std::log(row.q[j] > 0 ? 1 - term.beta : term.beta);
+        d_size[j] = kLn2 * (2 * kExp2 + (4 + 2 * 128) * kUnit) + kExp2 * size[j];
+      }
       if (!std::isfinite(w) || !std::isfinite(shifted)) continue;
       size[j] = std::max(std::abs(w), std::abs(shifted));
       d_size[j] = row.d_log_q(j) + (cross ? 0 : t.d_log_q(j)) + 2 * kUnit * size[j];
@@ -475,7 +480,12 @@ class HeadBound {
     }
     for (int64_t j = 0; j < vocab; ++j) {
       const double p = mixture ? t.q[j] + row.q[j] : weight.q[j];
-      const double d_p = mixture ? t.d_q[j] + row.d_q[j] : weight.d_q[j];
+      double d_p = mixture ? t.d_q[j] + row.d_q[j] : weight.d_q[j];
+      // p is formed as q times the ratio, 2^ of a difference that is rounded, of 120 at most.
+      if (mixture) {
+        const double log_ratio = std::isfinite(row.log_q[j]) ? size[j] / kLn2 : 120;
+        d_p += t.q[j] * (kExp2 + kLn2 * 3 * kUnit * log_ratio + 2 * kUnit);
+      }
       mean += p * size[j];
       d_mean += d_p * size[j] + p * d_size[j] + (row.depth + 4) * kUnit * p * size[j];
     }

@@ -116,7 +116,7 @@ const std::vector<std::vector<std::string>> kMixes = {
     {"ce_smoothed", "gspo_0", "cispo", "z_every", "dpo"},
     {"kd_ce", "kd_fkl", "ce", "z"},
     {"kd_rkl", "ce", "z_own"},
-    {"kd_jsd", "z"},
+    {"kd_jsd", "ce", "z"},
     {"kd_jsd", "kd_ce", "kd_fkl", "kd_rkl", "ce_smoothed", "grpo_2"},
     {"kd_top_k1_fkl", "ce", "z"},
     {"kd_top_k1_jsd", "kd_top_k0_rkl", "kd_top_k2_ce", "ce_smoothed"}};
@@ -238,7 +238,7 @@ TEST_F(CudaHead, RefusesTopKTeachers) {
 TEST_F(CudaHead, LargeOffsets) {
   for (const double offset : {-1e4, 1e4}) {
     for (const char* kernel : kKernels) {
-      for (size_t m : {0u, 2u, 3u}) {
+      for (size_t m : {0u, 2u, 3u, 4u}) {
         RandomHead head = draw(mix(kMixes[m]), rng, 5, 3001, DType::kF32);
         for (double& x : head.inputs.logits) x = static_cast<float>(x + offset);
         for (double& x : head.inputs.teachers[0].logits) x = static_cast<float>(x - offset);
@@ -261,6 +261,45 @@ TEST_F(CudaHead, MaskedColumns) {
         }
       }
       expect_oracle(head, {.dtype = DType::kBF16, .kernel = kernel}, name);
+    }
+  }
+}
+
+// The family of Jensen-Shannon alone: every storage type, mixtures near either row, label losses
+// beside it and second-pass outputs or none, columns that are masked in either row or in both.
+TEST_F(CudaHead, JensenShannonByItself) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const double beta : {0.1, 0.5, 0.9}) {
+      for (const std::string masked : {"none", "student", "teacher", "both"}) {
+        RandomHead head = draw(mix({"kd_jsd", "ce", "z"}), rng, 6, 1900, dtype);
+        head.config.terms[0].beta = beta;
+        for (int64_t r = 0; r < 6; ++r) {
+          for (int64_t j = 0; j < 1900; ++j) {
+            if (j % 3 != r % 3 || j == head.inputs.labels[r]) continue;
+            const auto at = static_cast<size_t>(r * 1900 + j);
+            if (masked == "student" || masked == "both") head.inputs.logits[at] = -INFINITY;
+            if (masked == "teacher" || masked == "both") {
+              head.inputs.teachers[0].logits[at] = -INFINITY;
+            }
+          }
+        }
+        move_policy(head.config, head.inputs, rng);
+        const std::string where = std::string(name_of(dtype)) + " beta " + std::to_string(beta) +
+                                  " masked " + masked + " ";
+        for (const char* kernel : kKernels) {
+          for (const bool outputs : {true, false}) {
+            const DeviceOptions options = {
+                .dtype = dtype, .kernel = kernel, .row_outputs = outputs};
+            expect_oracle(head, options, where + kernel);
+            const DeviceResult result = run_on_device(head.config, head.inputs, options);
+            for (size_t i = 0; i < head.inputs.logits.size(); ++i) {
+              if (std::isfinite(head.inputs.logits[i])) continue;
+              ASSERT_EQ(result.gradient[i], 0) << where << kernel << " element " << i;
+            }
+          }
+        }
+        if (HasFailure()) return;
+      }
     }
   }
 }

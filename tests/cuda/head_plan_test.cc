@@ -140,10 +140,12 @@ TEST(CudaHeadPlan, ThreeRowsOfTheUsualVocabulariesAreUnderWay) {
     int64_t vocab;
     cuda::Family family;
     int cluster;
-  } cases[] = {{32768, cuda::Family::kLabels, 1},   {128256, cuda::Family::kLabels, 4},
-               {151936, cuda::Family::kLabels, 4},  {262144, cuda::Family::kLabels, 8},
-               {32768, cuda::Family::kForward, 2},  {128256, cuda::Family::kForward, 8},
-               {151936, cuda::Family::kForward, 8}, {262144, cuda::Family::kForward, 16}};
+  } cases[] = {
+      {32768, cuda::Family::kLabels, 1},         {128256, cuda::Family::kLabels, 4},
+      {151936, cuda::Family::kLabels, 4},        {262144, cuda::Family::kLabels, 8},
+      {32768, cuda::Family::kForward, 2},        {128256, cuda::Family::kForward, 8},
+      {151936, cuda::Family::kForward, 8},       {262144, cuda::Family::kForward, 16},
+      {128256, cuda::Family::kJensenShannon, 8}, {151936, cuda::Family::kJensenShannon, 8}};
   for (const auto& each : cases) {
     std::vector<Rejection> rejections;
     const auto layout = cuda::choose_row_layout(each.vocab, DType::kBF16, {.family = each.family},
