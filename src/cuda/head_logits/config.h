@@ -30,7 +30,7 @@ struct RowWork {
   bool extras = false;  // entropy, arg max or smoothed labels
   bool gradient = true;
 
-  constexpr bool sums_only() const { return !gradient && !extras && family != Family::kMixed; }
+  constexpr bool sums_only() const { return !gradient && n_extras(family, extras) == 0; }
 };
 
 // 0: chosen here. What the benchmark sweeps. A slot holds a row; `slots`: of each group of warps,

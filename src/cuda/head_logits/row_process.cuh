@@ -48,6 +48,35 @@ __device__ inline FinishedRow finish_row(const HeadParams& p, const TermParams& 
   return done;
 }
 
+// The same in three steps, of a family with extras of its own: no coefficient hangs on them, so
+// only the word's sums and scales wait for the second exchange, and the losses for nobody.
+template <class Kind>
+__device__ inline FinishedRow begin_row(const HeadParams& p, const TermParams& term, int64_t row,
+                                        const RowInputs& in, const RowSums& sums, float gain,
+                                        int lane) {
+  static_assert(kOwnExtras<Kind::kFamily> > 0);
+  FinishedRow done;
+  done.log_prob = in.label >= 0 ? label_log_prob<Kind>(p, in, sums) : 0.0f;
+  done.word.c =
+      evaluate_terms<Kind::kFamily>(p, term, row, in, sums, gain, done.log_prob, {}, lane, false);
+  done.word.label = static_cast<int>(in.label);
+  return done;
+}
+template <class Kind>
+__device__ inline void complete_word(const RowSums& sums, RowWord& word) {
+  word.sums = sums;
+  word.scales = gradient_scales<Kind::kFamily>(sums, word.c);
+}
+template <class Kind>
+__device__ inline void write_losses(const HeadParams& p, const TermParams& term, int64_t row,
+                                    const RowInputs& in, const FinishedRow& done, float gain,
+                                    int lane) {
+  RowCoefficients unused;
+  if (lane >= p.n_terms || term.sequence >= 0) return;
+  p.row_losses[lane * p.n_tok + row] =
+      term_of_row(p, term, row, true, in, done.word.sums, gain, done.log_prob, {}, unused);
+}
+
 template <class Kind>
 __device__ inline void write_finished_row(const HeadParams& p, int64_t row, const RowInputs& in,
                                           const FinishedRow& done, int lane) {

@@ -12,6 +12,7 @@ namespace ullage::lossk::cuda {
 template <class Kind>
 class TermsWarp {
   using T = typename Kind::Element;
+  static constexpr bool kOwn = kOwnExtras<Kind::kFamily> > 0;
 
  public:
   __device__ TermsWarp(const ClusterShared<Kind>& shared, int warp, int lane)
@@ -35,10 +36,17 @@ class TermsWarp {
       RowInputs in;
       FinishedRow done;
       if (row.counts()) {
-        const RowSums sums = sums_of(i);
+        RowSums sums = sums_of(i);
         in = vectors.inputs();
         if (!is_alone_) in.label_logit = *shared_.label_logit(i);
-        done = finish_row<Kind>(p_, term, at, in, sums, gain, lane_, writes_);
+        if constexpr (kOwn) {
+          done = begin_row<Kind>(p_, term, at, in, sums, gain, lane_);
+          take_extras(i, sums);
+          complete_word<Kind>(sums, done.word);
+        } else {
+          if (shared_.n_extras > 0) take_extras(i, sums);
+          done = finish_row<Kind>(p_, term, at, in, sums, gain, lane_, writes_);
+        }
         if (lane_ == 0) *shared_.word(i) = done.word;
       } else {
         pass(i);
@@ -49,7 +57,10 @@ class TermsWarp {
       // What the next row brings travels while this one's outputs are written.
       const RowId next = shared_.wait_for_id(i + kTermsWarps);
       if (next.counts()) vectors.ask(p_.first_row + next.row(), next.label);
-      if (writes_ && row.counts()) write_finished_row<Kind>(p_, at, in, done, lane_);
+      if (writes_ && row.counts()) {
+        if constexpr (kOwn) write_losses<Kind>(p_, term, at, in, done, gain, lane_);
+        write_finished_row<Kind>(p_, at, in, done, lane_);
+      }
       if (writes_ && !row.counts()) clear_row(p_, at, lane_);
       row = next;
     }
@@ -71,26 +82,29 @@ class TermsWarp {
     }
   }
 
+  // Of the first exchange; told to the column warps where there is a second.
   __device__ RowSums sums_of(int i) const {
     float* const sections = shared_.section_sums(i);
     wait_for_sums(i);
     if (is_alone_) {
       fold_strips<Kind>(p_, shared_.sums(i), p_.strips_per_block, sections, lane_);
     }
-    RowSums sums = row_sums<Kind>(p_, sections, n_sections_, lane_);
+    const RowSums sums = row_sums<Kind>(p_, sections, n_sections_, lane_);
     if (shared_.n_extras == 0) return sums;
     if (lane_ == 0) {
       shared_.word(i)->sums = sums;
       ptx::barrier_arrive(shared_.row_sums_there(i));
     }
     __syncwarp();
+    return sums;
+  }
+  __device__ void take_extras(int i, RowSums& sums) const {
     wait_for_extras(i);
     if (is_alone_) {
       fold_extras<Kind>(p_, shared_.extras(i), p_.strips_per_block, shared_.section_extras(i),
                         lane_);
     }
     add_extras<Kind>(p_, shared_.section_extras(i), n_sections_, lane_, sums);
-    return sums;
   }
 
   // A row that no term counts takes the same way, with nothing.
