@@ -4,7 +4,7 @@
 // A table holds values of kind k of strip or section i at [k * n + i].
 #pragma once
 
-#include "cuda/head_logits/row_sums.cuh"
+#include "cuda/head_logits/row_divergences.cuh"
 
 namespace ullage::lossk::cuda {
 
@@ -98,20 +98,20 @@ __device__ inline RowSums row_sums(const HeadParams& p, const float* table, int 
     row.teacher_reference = row.teacher_max * p.teacher_log2_scale;
   }
   bring_to(p, mine, row.stored_max, row.teacher_max);
-  row.sum = warp_sum(lane < n_sections ? mine.sums.sum : 0.0f);
+  const RelativeSums<Kind> all = warp_sum(lane < n_sections ? mine.sums : RelativeSums<Kind>{});
+  row.sum = all.sum;
   row.log2_sum = log2f(row.sum);
   if constexpr (Kind::kHasTeacher) {
-    row.teacher_sum = warp_sum(lane < n_sections ? mine.sums.teacher_sum : 0.0f);
+    row.teacher_sum = all.teacher_sum;
     row.teacher_log2_sum = log2f(row.teacher_sum);
   }
   if constexpr (kFamily == Family::kForward || kFamily == Family::kReverse) {
-    const float log_sum = warp_sum(lane < n_sections ? mine.sums.log_sum : 0.0f);
     if (kFamily == Family::kReverse) {
-      row.reverse_kl = log_sum;
+      row.reverse_kl = all.log_sum;
     } else if (p.wants_cross) {
-      row.cross = log_sum;
+      row.cross = all.log_sum;
     } else {
-      row.forward_kl = log_sum;
+      row.forward_kl = all.log_sum;
     }
   }
   return row;

@@ -1,6 +1,7 @@
 // The gradient of adjacent columns, from the coefficients of row_terms.cuh.
 #pragma once
 
+#include "cuda/head_logits/row_divergences.cuh"
 #include "cuda/head_logits/row_terms.cuh"
 
 namespace ullage::lossk::cuda {
@@ -34,12 +35,13 @@ __device__ inline GradientScales gradient_scales(const RowSums& row, const RowCo
 }
 
 // g for eight columns, but for smoothing and the label. Products of the student and of the teacher
-// are rounded one by one before they are subtracted, so that equal rows cancel exactly.
+// are rounded one by one before they are subtracted, so that equal rows cancel exactly. The
+// first column is `shift` before a multiple of eight.
 template <Family kFamily>
 __device__ inline void gradient_of_columns(const HeadParams& p, const RowSums& row,
                                            const RowCoefficients& c, const GradientScales& scales,
-                                           const float (&x)[8], const float (&t)[8],
-                                           float (&g)[8]) {
+                                           const float (&x)[8], const float (&t)[8], float (&g)[8],
+                                           int shift = 0) {
   using ullage::cuda::ptx::exp2_approx;
   [[maybe_unused]] const LogRatio log_ratio(row);
 #pragma unroll
@@ -55,7 +57,7 @@ __device__ inline void gradient_of_columns(const HeadParams& p, const RowSums& r
         const float e = exp2_approx(u);
         g[i] = e > 0 ? e * fmaf(scales.slope, u - v, scales.constant) : 0.0f;
       } else if constexpr (kFamily == Family::kJensenShannon) {
-        const MixColumn at(u, v, log_ratio, p.mix_beta);
+        const MixColumn at(i - shift, u, v, log_ratio, p.mix_beta);
         g[i] = exp2_approx(u) * fmaf(scales.slope, at.log_mix, scales.constant);
       } else {
         const float log_q = u - row.log2_sum, log_p = v - row.teacher_log2_sum;
@@ -162,7 +164,7 @@ __device__ inline void span_gradient_in_words(const HeadParams& p, const Strip& 
     float x[8], t[8], g[8];
     unpack(student.words_at(column + student.shift), x);
     if constexpr (Kind::kHasTeacher) unpack(teacher.words_at(column + student.shift), t);
-    gradient_of_columns<Kind::kFamily>(p, row.sums, row.c, row.scales, x, t, g);
+    gradient_of_columns<Kind::kFamily>(p, row.sums, row.c, row.scales, x, t, g, student.shift);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if (column + i == label) g[i] -= row.c.label;

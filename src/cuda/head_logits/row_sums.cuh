@@ -137,6 +137,22 @@ struct RelativeSums {
   }
 };
 
+// Those of all lanes.
+template <class Kind>
+__device__ inline RelativeSums<Kind> warp_sum(const RelativeSums<Kind>& mine) {
+  if constexpr (!Kind::kHasTeacher) {
+    return {warp_sum(mine.sum)};
+  } else if constexpr (kSums<Kind::kFamily> > kLogSum) {
+    float all[] = {mine.sum, mine.teacher_sum, mine.log_sum};
+    warp_sums(all);
+    return {all[0], all[1], all[2]};
+  } else {
+    float all[] = {mine.sum, mine.teacher_sum};
+    warp_sums(all);
+    return {all[0], all[1]};
+  }
+}
+
 // What one strip, or one section, brings to the first exchange: sums relative to its own maxima.
 template <class Kind>
 struct StripSums {
@@ -295,112 +311,8 @@ __device__ inline StripSums<Kind> strip_sums(const HeadParams& p, const Strip& s
     teacher_by = teacher_shift(p, teacher_max, total.teacher_max);
   }
   sums.shift(p.wants_cross, student_shift<Kind>(p, max, total.max), teacher_by);
-  total.sums.sum = warp_sum(sums.sum);
-  if constexpr (Kind::kHasTeacher) total.sums.teacher_sum = warp_sum(sums.teacher_sum);
-  if constexpr (kSums<Kind::kFamily> > kLogSum) total.sums.log_sum = warp_sum(sums.log_sum);
+  total.sums = warp_sum(sums);
   return total;
-}
-
-// log2 (m / q) for the mixture m = beta p + (1 - beta) q, from log2 (p / q): 0 exactly where they
-// are equal. Ratios beyond 2^126 stand for infinity; q is then nothing beside p.
-__device__ inline float log2_mix_over_student(float log2_ratio, float beta) {
-  const float ratio = ullage::cuda::ptx::exp2_approx(fminf(log2_ratio, 126.0f));
-  return ullage::cuda::ptx::log2_approx(fmaf(beta, ratio - 1.0f, 1.0f));
-}
-
-// The divergences of one strip of normalised rows.
-struct MixedSums {
-  float cross = 0, forward = 0, reverse = 0, teacher_from_mix = 0, student_from_mix = 0;
-};
-
-template <class Kind, class Strip>
-__device__ inline MixedSums strip_mixed_sums(const HeadParams& p, const Strip& student,
-                                             const Strip& teacher, int columns, const RowSums& row,
-                                             int lane) {
-  using T = typename Kind::Element;
-  MixedSums s;
-  const auto add = [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
-    float x[8], t[8];
-    unpack_logits<Kind>(p, mine, kTail ? columns - column : kLaneColumns, x);
-    unpack(others, t);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float log_q = fmaf(x[i], p.log2_scale, -row.reference) - row.log2_sum;
-      const float log_p =
-          fmaf(t[i], p.teacher_log2_scale, -row.teacher_reference) - row.teacher_log2_sum;
-      const float q = ullage::cuda::ptx::exp2_approx(log_q);
-      const float pr = ullage::cuda::ptx::exp2_approx(log_p);
-      const float ratio = fminf(log_p - log_q, 126.0f);
-      const float mix = log2_mix_over_student(ratio, p.mix_beta);
-      if (pr > 0) {
-        s.cross = fmaf(pr, log_q, s.cross);
-        s.forward = fmaf(pr, log_p - log_q, s.forward);
-        s.teacher_from_mix = fmaf(pr, ratio - mix, s.teacher_from_mix);
-      }
-      if (q > 0) {
-        s.reverse = fmaf(q, log_q - log_p, s.reverse);
-        s.student_from_mix = fmaf(q, -mix, s.student_from_mix);
-      }
-    }
-  };
-  for_each_vector<Kind, 1>(student, teacher, columns, lane, add);
-  s.cross = warp_sum(s.cross);
-  s.forward = warp_sum(s.forward);
-  s.reverse = warp_sum(s.reverse);
-  s.teacher_from_mix = warp_sum(s.teacher_from_mix);
-  s.student_from_mix = warp_sum(s.student_from_mix);
-  return s;
-}
-
-// What a column's u and v become log2 (p / q) with. A probability of 2^-120 stands for those below
-// it, so that no logarithm is infinite: none of the sums shows the difference.
-struct LogRatio {
-  float least_u, least_v, shift;
-
-  __device__ explicit LogRatio(const RowSums& row)
-      : least_u(row.log2_sum - 120),
-        least_v(row.teacher_log2_sum - 120),
-        shift(row.log2_sum - row.teacher_log2_sum) {}
-};
-// A column of a mixture: u and log2 (p / q), in at most 120 either way, 2^that and log2 (m / q).
-// The last two are 1 and 0 exactly where p and q are equal.
-struct MixColumn {
-  float u, log_ratio, ratio, log_mix;
-
-  __device__ MixColumn(float u_, float v, const LogRatio& of, float beta) {
-    using ullage::cuda::ptx::max_nan;
-    u = max_nan(u_, of.least_u);
-    log_ratio = (max_nan(v, of.least_v) - u) + of.shift;
-    ratio = ullage::cuda::ptx::exp2_approx(log_ratio);
-    log_mix = ullage::cuda::ptx::log2_approx(fmaf(beta, ratio - 1.0f, 1.0f));
-  }
-};
-
-// kTeacherFromMix and kStudentFromMix of one strip, times sum 2^u: three special functions a
-// column.
-template <class Kind, class Strip>
-__device__ inline void strip_mix_sums(const HeadParams& p, const Strip& student,
-                                      const Strip& teacher, int columns, const RowSums& row,
-                                      int lane, float (&sums)[2]) {
-  using T = typename Kind::Element;
-  const LogRatio log_ratio(row);
-  sums[0] = sums[1] = 0;
-  const auto add = [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
-    float x[8], t[8];
-    unpack_logits<Kind>(p, mine, kTail ? columns - column : kLaneColumns, x);
-    unpack(others, t);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const MixColumn at(fmaf(x[i], p.log2_scale, -row.reference),
-                         fmaf(t[i], p.teacher_log2_scale, -row.teacher_reference), log_ratio,
-                         p.mix_beta);
-      const float e = ullage::cuda::ptx::exp2_approx(at.u);
-      sums[kTeacherFromMix] = fmaf(e * at.ratio, at.log_ratio - at.log_mix, sums[kTeacherFromMix]);
-      sums[kStudentFromMix] = fmaf(e, -at.log_mix, sums[kStudentFromMix]);
-    }
-  };
-  for_each_vector<Kind, 1>(student, teacher, columns, lane, add);
-  warp_sums(sums);
 }
 
 // Entropy, arg max and label smoothing: asked for by few, so they take a pass of their own.
