@@ -354,7 +354,7 @@ def drawn(seed):
         "blocks": rng.choice([1, 2, 2, 4, 8]),
         "groups": groups,
         "slots": rng.choice([2, 3, 3, 5]) * groups if gradient or extras else groups + rng.choice([1, 1, 2]),
-        "tables": 2 if extras else 4 if not gradient else rng.choice([2, 4]),
+        "tables": 2 if extras else rng.choice([2, 4]),
         "row_warps": rng.choice([1, 2, 3]),
         "rows": [rng.random() >= share for _ in range(rng.choice([0, 1, 2, 3, 7, 30, 60]))],
         "extras": extras,

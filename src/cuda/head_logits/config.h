@@ -111,7 +111,8 @@ constexpr int64_t n_barriers(const RowLayout& layout) {
 }
 
 inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_bytes,
-                           const RowWork& work, int cluster, const Tuning& tuning) {
+                           const RowWork& work, int cluster, int tables_of_group,
+                           const Tuning& tuning) {
   const Family family = work.family;
   RowLayout layout;
   layout.kernel = kernel;
@@ -129,9 +130,8 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   }
   while (layout.warps * layout.groups * 2 <= kMaxColumnWarps && layout.groups < kMaxGroups)
     layout.groups *= 2;
-  // With four a group, a block's sums may be two rows of it ahead of the words.
-  const bool many_tables = sums_only || (family == Family::kLabels && !work.extras);
-  layout.tables = (many_tables ? 4 : 2) * layout.groups;
+  const bool exchanged_twice = n_extras(family, work.extras) > 0;
+  layout.tables = (exchanged_twice ? 2 : tables_of_group) * layout.groups;
   layout.table_bytes =
       table_bytes(family, work.extras, layout.strips_per_block, layout.tables, layout.groups);
   layout.slots =
@@ -171,7 +171,7 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const Row
                                               "; needed: 80 or more");
   }
   const auto streamed = [&] {
-    return layout_of(RowKernel::kStreamed, vocab, size_of(dtype), work, 1, tuning);
+    return layout_of(RowKernel::kStreamed, vocab, size_of(dtype), work, 1, 0, tuning);
   };
   const auto pass_over = [&](const std::string& reason) -> Result<RowLayout> {
     if (forced == cluster_name) return Status(kHeadUnknownKernel, cluster_name + ": " + reason);
@@ -190,6 +190,7 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const Row
   }
   // The smallest cluster whose blocks hold kSlots rows: a larger one waits for more peers and
   // leaves more of a GPC idle. Two rows rather than 16 blocks, of which a GPC holds one cluster.
+  // With four tables a group, a block's sums may be two rows of it ahead of the words.
   const struct {
     int first_cluster, last_cluster, slots;
   } wishes[] = {{1, 8, kSlots}, {1, 8, kSlots - 1}, {16, 16, kSlots}, {16, 16, kSlots - 1}};
@@ -201,9 +202,11 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const Row
       if (tuning.cluster > 0 && cluster != tuning.cluster) continue;
       Tuning wished = tuning;
       if (wished.slots == 0) wished.slots = wish.slots;
-      const RowLayout layout =
-          layout_of(RowKernel::kCluster, vocab, size_of(dtype), work, cluster, wished);
-      if (layout.shared_bytes <= device.shared_per_block_bytes) return layout;
+      for (const int tables : {4, 2}) {
+        const RowLayout layout =
+            layout_of(RowKernel::kCluster, vocab, size_of(dtype), work, cluster, tables, wished);
+        if (layout.shared_bytes <= device.shared_per_block_bytes) return layout;
+      }
     }
   }
   return pass_over("a row of " + describe(vocab) + " columns, " + describe(kSlots - 1) +

@@ -11,23 +11,22 @@ class RowVectors {
  public:
   // `with_logit`: of the label, where nobody else reads it.
   __device__ RowVectors(const HeadParams& p, bool with_logit, int lane)
-      : p_(p), with_logit_(with_logit), lane_(lane) {
-    if (lane == kUpstream) vector_ = p.upstream_rows;
-    if (lane == kTokenWeight) vector_ = p.token_weights;
-    if (lane == kClassWeight) vector_ = p.class_weights;
-    if (lane == kAdvantage) vector_ = p.advantages;
-    if (lane == kOldLogProb) vector_ = p.old_log_probs;
-    if (lane == kReferenceLogProb) vector_ = p.reference_log_probs;
-    otherwise_ = lane <= kClassWeight ? 1 : 0;
-  }
+      : p_(p), with_logit_(with_logit), lane_(lane) {}
 
   // Asks for a row, which counts. `label`: its column_of_label.
   __device__ void ask(int64_t row, int64_t label) {
+    RowFloats vector;
+    if (lane_ == kUpstream) vector = p_.upstream_rows;
+    if (lane_ == kTokenWeight) vector = p_.token_weights;
+    if (lane_ == kClassWeight) vector = p_.class_weights;
+    if (lane_ == kAdvantage) vector = p_.advantages;
+    if (lane_ == kOldLogProb) vector = p_.old_log_probs;
+    if (lane_ == kReferenceLogProb) vector = p_.reference_log_probs;
     label_ = label;
-    value_ = otherwise_;
-    const bool has = vector_.data != nullptr && (lane_ == kUpstream || label_ != kNoLabelHere) &&
+    value_ = lane_ <= kClassWeight ? 1 : 0;  // where there is none
+    const bool has = vector.data != nullptr && (lane_ == kUpstream || label_ != kNoLabelHere) &&
                      (lane_ != kClassWeight || label_ >= 0);
-    if (has) value_ = vector_.data[(lane_ == kClassWeight ? label_ : row) * vector_.stride];
+    if (has) value_ = vector.data[(lane_ == kClassWeight ? label_ : row) * vector.stride];
     if (with_logit_) label_logit_ = label_logit<T>(p_, row, label_);
   }
 
@@ -59,8 +58,6 @@ class RowVectors {
   const HeadParams& p_;
   bool with_logit_;
   int lane_;
-  RowFloats vector_;  // this lane's
-  float otherwise_;   // where there is none
   int64_t label_ = kNoLabelHere;
   float value_ = 0;
   T label_logit_{};
