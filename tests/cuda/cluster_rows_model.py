@@ -232,6 +232,12 @@ class Cluster:
                     yield None
                 if counts is None:
                     return
+                if self.has_extras and self.slots >= 3 * self.groups:  # the next row's maxima
+                    yield from self.wait(x.loaded[arrival.at], arrival.parity)
+                    if self.id(x, i + self.groups):
+                        at = Cursor(self.slots, slot.at + self.groups).at
+                        yield from self.read([x.slot[at]], i + self.groups, "columns")
+                        expect(x.slot[at] == i + self.groups, f"row {i + self.groups} is loaded over while its maxima are looked for")
                 if self.has_extras:
                     yield from self.wait(x.row_sums_there[self.extra(i)], self.extra_parity(i))
                     if counts:

@@ -70,6 +70,11 @@ class ColumnWarp {
     const bool sums_only = kTask == Task::kSums || (!writes && !second);
     RingCursor slot, before, arrival;  // before: of the group's row before, i - groups
     RowId row_before{RowId::kNoRow};
+    // A row's maxima are looked for while the sums of the row before travel: its slot has been free
+    // for a row's time.
+    const bool ahead = kHasOwnExtras && p_.strips_per_warp == 1 && p_.slots >= 3 * p_.groups;
+    LaneMaxima most{};
+    bool has_most = false;
     slot.advance(p_.slots, group_);
     before = slot;
     arrival.advance(shared_.arrivals(), group_);
@@ -82,7 +87,7 @@ class ColumnWarp {
         if (row.is_none()) return;
         if (i >= 2 * p_.groups) shared_.wait_for_word(i - 2 * p_.groups);
       }
-      if (row.counts()) sum(slot.at, row, i);
+      if (row.counts()) sum(slot.at, row, i, has_most, most);
       if (!row.is_none()) ptx::barrier_arrive(shared_.sums_there(i));
       if (sums_only) {
         ptx::barrier_arrive(shared_.emptied(slot.at));
@@ -94,6 +99,14 @@ class ColumnWarp {
           before.advance(p_.slots, p_.groups);
         }
         if (row.is_none()) return;
+        if (ahead) {
+          ptx::barrier_wait(shared_.loaded(arrival.at), arrival.parity);
+          const RowId next = shared_.id(i + p_.groups);
+          RingCursor next_slot = slot;
+          next_slot.advance(p_.slots, p_.groups);
+          has_most = next.counts();
+          if (has_most) most = maxima(next_slot.at, next);
+        }
         if (second) {
           ptx::barrier_wait(shared_.row_sums_there(i), shared_.extras_parity(i));
           if (row.counts()) sum_extras(slot.at, row, i);
@@ -154,22 +167,30 @@ class ColumnWarp {
     }
   }
 
-  __device__ void sum(int slot, RowId row, int i) const {
+  // Of a span of one strip.
+  __device__ LaneMaxima maxima(int slot, RowId row) const {
+    const Columns at = columns_of(slot, row, column_);
+    return lane_maxima<Kind>(at.student, at.teacher, columns_, lane_);
+  }
+  // `most`: of the span's one strip, where they are known.
+  __device__ void sum(int slot, RowId row, int i, bool has_most, LaneMaxima most) const {
     float* const table = shared_.sums(i);
-    for_each_strip(
-        slot, row, [&](int s, const Strip& student, const Strip& teacher, int columns, int) {
-          const StripSums<Kind> strip = strip_sums<Kind>(p_, student, teacher, columns, lane_);
-          if (lane_ == 0) put_sums(table, p_.strips_per_block, s, strip);
-        });
+    for_each_strip(slot, row,
+                   [&](int s, const Strip& student, const Strip& teacher, int columns, int) {
+                     if (!has_most) most = lane_maxima<Kind>(student, teacher, columns, lane_);
+                     const StripSums<Kind> strip =
+                         strip_sums<Kind>(p_, student, teacher, columns, lane_, most);
+                     if (lane_ == 0) put_sums(table, p_.strips_per_block, s, strip);
+                   });
   }
   __device__ void sum_extras(int slot, RowId row, int i) const {
     const RowSums sums = shared_.word(i)->sums;
     float* const table = shared_.extras(i);
-    for_each_strip(slot, row,
-                   [&](int s, const Strip& student, const Strip& teacher, int columns, int column) {
-                     put_strip_extras<Kind>(p_, table, p_.strips_per_block, s, student, teacher,
-                                            columns, column, sums, lane_);
-                   });
+    for_each_strip(
+        slot, row, [&](int s, const Strip& student, const Strip& teacher, int columns, int column) {
+          put_strip_extras<Kind, kTask != Task::kGradient>(
+              p_, table, p_.strips_per_block, s, student, teacher, columns, column, sums, lane_);
+        });
   }
 
   const HeadParams& p_;

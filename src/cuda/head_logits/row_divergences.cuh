@@ -121,7 +121,7 @@ __device__ inline void strip_mix_sums(const HeadParams& p, const Strip& student,
       sums[kStudentFromMix] = fmaf(e, -at.log_mix, sums[kStudentFromMix]);
     }
   };
-  for_each_vector<Kind, 1>(student, teacher, columns, lane, add);
+  for_each_vector<Kind, 2>(student, teacher, columns, lane, add);
   warp_sums(sums);
 }
 

@@ -118,8 +118,8 @@ __device__ inline RowSums row_sums(const HeadParams& p, const float* table, int 
 }
 
 // The second exchange carries plain sums, and the smallest column of the maximum; where nothing is
-// asked for, only the family's own.
-template <class Kind, class Strip>
+// asked for, which is known not to be unless kAsked, only the family's own.
+template <class Kind, bool kAsked, class Strip>
 __device__ inline void put_strip_extras(const HeadParams& p, float* table, int n, int i,
                                         const Strip& student, const Strip& teacher, int columns,
                                         int64_t first_column, const RowSums& row, int lane) {
@@ -141,7 +141,7 @@ __device__ inline void put_strip_extras(const HeadParams& p, float* table, int n
     put(kTeacherFromMix, sums[kTeacherFromMix]);
     put(kStudentFromMix, sums[kStudentFromMix]);
   }
-  if (!wants_extra(p)) return;
+  if (!kAsked || !wants_extra(p)) return;
   const ExtraSums s = strip_extra_sums<Kind>(p, student, columns, first_column, row, lane);
   put(kEntropy<kFamily>, s.entropy);
   put(kSmooth<kFamily>, s.smooth);

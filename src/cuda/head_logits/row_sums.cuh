@@ -279,10 +279,13 @@ __device__ inline void add_columns(const HeadParams& p,
   }
 }
 
-// One strip, by a warp; in every lane.
+// Of a strip, this lane's.
+struct LaneMaxima {
+  float student, teacher;
+};
 template <class Kind, class Strip>
-__device__ inline StripSums<Kind> strip_sums(const HeadParams& p, const Strip& student,
-                                             const Strip& teacher, int columns, int lane) {
+__device__ inline LaneMaxima lane_maxima(const Strip& student, const Strip& teacher, int columns,
+                                         int lane) {
   using T = typename Kind::Element;
   RunningMax<T> running, teacher_running;
   for_each_vector<Kind, Kind::kRoundsOfMax>(
@@ -291,9 +294,17 @@ __device__ inline StripSums<Kind> strip_sums(const HeadParams& p, const Strip& s
         running.add(mine);
         if constexpr (Kind::kHasTeacher) teacher_running.add(others);
       });
-  const float max = running.value(), teacher_max = teacher_running.value();
-  const float reference = student_reference<Kind>(p, max);
-  const float teacher_reference = ullage::lossk::cuda::teacher_reference(p, teacher_max);
+  return {running.value(), teacher_running.value()};
+}
+
+// One strip, by a warp; in every lane.
+template <class Kind, class Strip>
+__device__ inline StripSums<Kind> strip_sums(const HeadParams& p, const Strip& student,
+                                             const Strip& teacher, int columns, int lane,
+                                             const LaneMaxima& most) {
+  using T = typename Kind::Element;
+  const float reference = student_reference<Kind>(p, most.student);
+  const float teacher_reference = ullage::lossk::cuda::teacher_reference(p, most.teacher);
 
   RelativeSums<Kind> sums;
   for_each_vector<Kind, Kind::kRounds>(
@@ -304,13 +315,13 @@ __device__ inline StripSums<Kind> strip_sums(const HeadParams& p, const Strip& s
       });
 
   StripSums<Kind> total;
-  total.max = warp_max(max);
+  total.max = warp_max(most.student);
   float teacher_by = 0;
   if constexpr (Kind::kHasTeacher) {
-    total.teacher_max = warp_max(teacher_max);
-    teacher_by = teacher_shift(p, teacher_max, total.teacher_max);
+    total.teacher_max = warp_max(most.teacher);
+    teacher_by = teacher_shift(p, most.teacher, total.teacher_max);
   }
-  sums.shift(p.wants_cross, student_shift<Kind>(p, max, total.max), teacher_by);
+  sums.shift(p.wants_cross, student_shift<Kind>(p, most.student, total.max), teacher_by);
   total.sums = warp_sum(sums);
   return total;
 }
