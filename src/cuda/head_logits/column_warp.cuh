@@ -73,7 +73,7 @@ class ColumnWarp {
     // A row's maxima are looked for while the sums of the row before travel: its slot has been free
     // for a row's time.
     const bool ahead = kHasOwnExtras && p_.strips_per_warp == 1 && p_.slots >= 3 * p_.groups;
-    LaneMaxima most{};
+    StripMaxima most{};
     bool has_most = false;
     slot.advance(p_.slots, group_);
     before = slot;
@@ -168,16 +168,16 @@ class ColumnWarp {
   }
 
   // Of a span of one strip.
-  __device__ LaneMaxima maxima(int slot, RowId row) const {
+  __device__ StripMaxima maxima(int slot, RowId row) const {
     const Columns at = columns_of(slot, row, column_);
-    return lane_maxima<Kind>(at.student, at.teacher, columns_, lane_);
+    return strip_maxima<Kind>(at.student, at.teacher, columns_, lane_);
   }
   // `most`: of the span's one strip, where they are known.
-  __device__ void sum(int slot, RowId row, int i, bool has_most, LaneMaxima most) const {
+  __device__ void sum(int slot, RowId row, int i, bool has_most, StripMaxima most) const {
     float* const table = shared_.sums(i);
     for_each_strip(slot, row,
                    [&](int s, const Strip& student, const Strip& teacher, int columns, int) {
-                     if (!has_most) most = lane_maxima<Kind>(student, teacher, columns, lane_);
+                     if (!has_most) most = strip_maxima<Kind>(student, teacher, columns, lane_);
                      const StripSums<Kind> strip =
                          strip_sums<Kind>(p_, student, teacher, columns, lane_, most);
                      if (lane_ == 0) put_sums(table, p_.strips_per_block, s, strip);

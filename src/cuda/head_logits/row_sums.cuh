@@ -5,10 +5,10 @@
 // Exponentials are taken in base 2 of differences from a reference that is known before the first
 // of them: with c = scale * log2 e and R = c * x_0, rounded, u = x * c - R in one fused
 // multiply-add; v likewise for the teacher. R stands for x_0 everywhere, so its own rounding
-// cancels, and a large common offset costs nothing. A lane's x_0 is the maximum of its columns of
-// the strip, which it goes through once before: no sum is ever rescaled on the way, and nothing
-// depends on how many columns are taken at a time. A lane's sums are then brought to the strip's
-// maximum, a strip's to the section's, a section's to the row's.
+// cancels, and a large common offset costs nothing. x_0 is the maximum of a strip, which a warp
+// goes through once before: no sum is ever rescaled on the way, and nothing depends on how many
+// columns are taken at a time. A strip's sums are then brought to the section's maximum, a
+// section's to the row's.
 #pragma once
 
 #include "cuda/head_logits/element.cuh"
@@ -279,13 +279,13 @@ __device__ inline void add_columns(const HeadParams& p,
   }
 }
 
-// Of a strip, this lane's.
-struct LaneMaxima {
+// The largest of a strip, student's and teacher's; in every lane.
+struct StripMaxima {
   float student, teacher;
 };
 template <class Kind, class Strip>
-__device__ inline LaneMaxima lane_maxima(const Strip& student, const Strip& teacher, int columns,
-                                         int lane) {
+__device__ inline StripMaxima strip_maxima(const Strip& student, const Strip& teacher, int columns,
+                                           int lane) {
   using T = typename Kind::Element;
   RunningMax<T> running, teacher_running;
   for_each_vector<Kind, Kind::kRoundsOfMax>(
@@ -294,35 +294,29 @@ __device__ inline LaneMaxima lane_maxima(const Strip& student, const Strip& teac
         running.add(mine);
         if constexpr (Kind::kHasTeacher) teacher_running.add(others);
       });
-  return {running.value(), teacher_running.value()};
+  StripMaxima most{warp_max(running.value()), minus_infinity<float>()};
+  if constexpr (Kind::kHasTeacher) most.teacher = warp_max(teacher_running.value());
+  return most;
 }
 
 // One strip, by a warp; in every lane.
 template <class Kind, class Strip>
 __device__ inline StripSums<Kind> strip_sums(const HeadParams& p, const Strip& student,
                                              const Strip& teacher, int columns, int lane,
-                                             const LaneMaxima& most) {
+                                             const StripMaxima& most) {
   using T = typename Kind::Element;
   const float reference = student_reference<Kind>(p, most.student);
   const float teacher_reference = ullage::lossk::cuda::teacher_reference(p, most.teacher);
-
-  RelativeSums<Kind> sums;
+  StripSums<Kind> total;
+  total.max = most.student;
+  total.teacher_max = most.teacher;
   for_each_vector<Kind, Kind::kRounds>(
       student, teacher, columns, lane,
       [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
         add_columns<Kind>(p, mine, others, kTail ? columns - column : kLaneColumns, reference,
-                          teacher_reference, sums);
+                          teacher_reference, total.sums);
       });
-
-  StripSums<Kind> total;
-  total.max = warp_max(most.student);
-  float teacher_by = 0;
-  if constexpr (Kind::kHasTeacher) {
-    total.teacher_max = warp_max(most.teacher);
-    teacher_by = teacher_shift(p, most.teacher, total.teacher_max);
-  }
-  sums.shift(p.wants_cross, student_shift<Kind>(p, most.student, total.max), teacher_by);
-  total.sums = warp_sum(sums);
+  total.sums = warp_sum(total.sums);
   return total;
 }
 

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
       const int64_t column = first_column(p, s);
       const int columns = columns_between(p, s, s + 1);
       with_columns(column, [&](const auto& student, const auto& teacher) {
-        const LaneMaxima most = lane_maxima<Kind>(student, teacher, columns, lane);
+        const StripMaxima most = strip_maxima<Kind>(student, teacher, columns, lane);
         const StripSums<Kind> strip = strip_sums<Kind>(p, student, teacher, columns, lane, most);
         if (lane == 0) put_sums(sums, n_strips, s, strip);
       });
