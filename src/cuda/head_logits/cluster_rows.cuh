@@ -41,6 +41,8 @@
 
 namespace ullage::lossk::cuda {
 
+#if ULLAGE_SM90
+
 // -inf behind the last columns of a row in whole words, up to a whole round, in every slot: copies
 // never reach there.
 template <class Kind>
@@ -58,6 +60,8 @@ __device__ inline void pad_slots(const ClusterShared<Kind>& shared) {
     reinterpret_cast<T*>(shared.slot(slot) + of_slot)[columns + i % pad] = minus_infinity<T>();
   }
 }
+
+#endif
 
 template <class Kind>
 __global__ void __launch_bounds__((kMaxColumnWarps + kOtherWarps) * 32, 1)

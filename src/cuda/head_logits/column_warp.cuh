@@ -25,6 +25,7 @@ struct KeptStrip {
     }
     return v;
   }
+  __device__ T at(int column) const { return data[column + shift]; }
   __device__ Vector<T> load(int column) const {
     if constexpr (kAligned) return words_at(column);
     return load_shifted(data + column, shift);

@@ -34,45 +34,53 @@ __device__ inline GradientScales gradient_scales(const RowSums& row, const RowCo
   return s;
 }
 
-// g for eight columns, but for smoothing and the label. Products of the student and of the teacher
-// are rounded one by one before they are subtracted, so that equal rows cancel exactly. The
-// first column is `shift` before a multiple of eight.
+// g of the `i`-th of eight columns, but for smoothing and the label. Products of the student and of
+// the teacher are rounded one by one before they are subtracted, so that equal rows cancel exactly.
+template <Family kFamily>
+__device__ inline float gradient_of_column(const HeadParams& p, const RowSums& row,
+                                           const RowCoefficients& c, const GradientScales& scales,
+                                           const LogRatio& log_ratio, float x, float t, int i) {
+  using ullage::cuda::ptx::exp2_approx;
+  const float u = fmaf(x, p.log2_scale, -row.reference);
+  if constexpr (kFamily == Family::kLabels) {
+    return scales.student * exp2_approx(u);
+  } else {
+    const float v = fmaf(t, p.teacher_log2_scale, -row.teacher_reference);
+    if constexpr (kFamily == Family::kForward) {
+      return scales.student * exp2_approx(u) - scales.teacher * exp2_approx(v);
+    } else if constexpr (kFamily == Family::kReverse) {
+      const float e = exp2_approx(u);
+      return e > 0 ? e * fmaf(scales.slope, u - v, scales.constant) : 0.0f;
+    } else if constexpr (kFamily == Family::kJensenShannon) {
+      const MixColumn at(i, u, v, log_ratio, p.mix_beta);
+      return exp2_approx(u) * fmaf(scales.slope, at.log_mix, scales.constant);
+    } else {
+      const float log_q = u - row.log2_sum, log_p = v - row.teacher_log2_sum;
+      const float q = exp2_approx(log_q);
+      const float ratio = fminf(log_p - log_q, 126.0f);
+      const float mix = log2_mix_over_student(ratio, p.mix_beta);
+      float weight = c.p;
+      if (c.reverse != 0) {
+        weight = fmaf(c.reverse * kLn2, (log_q - log_p) - row.reverse_kl, weight);
+      }
+      weight = fmaf(c.mix * kLn2, -mix - row.student_from_mix, weight);
+      float g = q > 0 ? q * weight : 0.0f;
+      if (c.teacher != 0) g -= c.teacher * exp2_approx(log_p);
+      return g;
+    }
+  }
+}
+// Of eight, the first `shift` before a multiple of eight.
 template <Family kFamily>
 __device__ inline void gradient_of_columns(const HeadParams& p, const RowSums& row,
                                            const RowCoefficients& c, const GradientScales& scales,
                                            const float (&x)[8], const float (&t)[8], float (&g)[8],
                                            int shift = 0) {
-  using ullage::cuda::ptx::exp2_approx;
-  [[maybe_unused]] const LogRatio log_ratio(row);
+  const LogRatio log_ratio(row);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float u = fmaf(x[i], p.log2_scale, -row.reference);
-    if constexpr (kFamily == Family::kLabels) {
-      g[i] = scales.student * exp2_approx(u);
-    } else {
-      const float v = fmaf(t[i], p.teacher_log2_scale, -row.teacher_reference);
-      if constexpr (kFamily == Family::kForward) {
-        g[i] = scales.student * exp2_approx(u) - scales.teacher * exp2_approx(v);
-      } else if constexpr (kFamily == Family::kReverse) {
-        const float e = exp2_approx(u);
-        g[i] = e > 0 ? e * fmaf(scales.slope, u - v, scales.constant) : 0.0f;
-      } else if constexpr (kFamily == Family::kJensenShannon) {
-        const MixColumn at(i - shift, u, v, log_ratio, p.mix_beta);
-        g[i] = exp2_approx(u) * fmaf(scales.slope, at.log_mix, scales.constant);
-      } else {
-        const float log_q = u - row.log2_sum, log_p = v - row.teacher_log2_sum;
-        const float q = exp2_approx(log_q);
-        const float ratio = fminf(log_p - log_q, 126.0f);
-        const float mix = log2_mix_over_student(ratio, p.mix_beta);
-        float weight = c.p;
-        if (c.reverse != 0) {
-          weight = fmaf(c.reverse * kLn2, (log_q - log_p) - row.reverse_kl, weight);
-        }
-        weight = fmaf(c.mix * kLn2, -mix - row.student_from_mix, weight);
-        g[i] = q > 0 ? q * weight : 0.0f;
-        if (c.teacher != 0) g[i] -= c.teacher * exp2_approx(log_p);
-      }
-    }
+    const float teacher = kFamily == Family::kLabels ? 0.0f : t[i];
+    g[i] = gradient_of_column<kFamily>(p, row, c, scales, log_ratio, x[i], teacher, i - shift);
   }
 }
 
@@ -138,17 +146,13 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
     }
   };
   for_each_vector<Kind, kPlain ? Kind::kRounds : 1>(student, teacher, columns, lane, write);
-  if (kPatched && label >= 0 && label < columns && label / kLaneColumns % 32 == lane) {
-    const int column = label - label % kLaneColumns;
-    float x[8], t[8], g[8];
-    unpack(student.load_tail(column, columns), x);
-    if constexpr (Kind::kHasTeacher) unpack(teacher.load_tail(column, columns), t);
-    gradient_of_columns<Kind::kFamily>(p, row.sums, row.c, row.scales, x, t, g);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i == label % kLaneColumns) g[i] -= row.c.label;
-    }
-    store_vector(to + column, g, columns - column, kAligned);
+  if constexpr (kPatched) {
+    if (label < 0 || label >= columns || label / kLaneColumns % 32 != lane) return;
+    const float x = to_float(student.at(label));
+    const float t = Kind::kHasTeacher ? to_float(teacher.at(label)) : 0.0f;
+    const float g = gradient_of_column<Kind::kFamily>(
+        p, row.sums, row.c, row.scales, LogRatio(row.sums), x, t, label % kLaneColumns);
+    to[label] = from_float<T>(g - row.c.label);
   }
 }
 
