@@ -228,7 +228,7 @@ std::vector<RowBound> policy_bounds(const TermContext& c,
   const HeadInputs& in = c.inputs;
   const bool gspo = term.kind == LossKind::kGspo;
   const auto segment = [&](int64_t row) { return in.segments.empty() ? 0 : in.segments[row]; };
-  SegmentMeans mean;
+  SegmentMeans mean, sizes;
   double worst_lp = 0;
   const auto lp_of = [&](int64_t row) { return softmax[row].exact.log_q[c.label(row)]; };
   for (int64_t row = 0; row < c.n_tok(); ++row) {
@@ -237,6 +237,8 @@ std::vector<RowBound> policy_bounds(const TermContext& c,
     mean.n_labels[segment(row)] += 1;
     mean.log_ratio[segment(row)] += lp_of(row) - in.old_log_probs[row];
     mean.advantage[segment(row)] += in.advantages[row];
+    sizes.log_ratio[segment(row)] += std::abs(lp_of(row) - in.old_log_probs[row]);
+    sizes.advantage[segment(row)] += std::abs(in.advantages[row]);
   }
   std::vector<RowBound> bounds(c.n_tok());
   for (int64_t row = 0; row < c.n_tok(); ++row) {
@@ -246,8 +248,14 @@ std::vector<RowBound> policy_bounds(const TermContext& c,
     const double log_ratio = gspo ? mean.log_ratio[segment(row)] / n : lp - in.old_log_probs[row];
     const double advantage = std::abs(gspo ? mean.advantage[segment(row)] / n : in.advantages[row]);
     const double ratio = std::exp(log_ratio);
+    // What a segment's n values lose when they are added up in float64, there and here.
+    const double sum_error = gspo ? 0x1p-52 * (n + 2) / n : 0;
+    const double d_log_ratio = sum_error * sizes.log_ratio[segment(row)];
+    const double d_advantage = sum_error * sizes.advantage[segment(row)];
     SlopeBound b;
-    b.slope = advantage * ratio * (std::expm1(gspo ? worst_lp : s.log_q) + 16 * r.u);
+    b.slope =
+        advantage * ratio * (std::expm1((gspo ? worst_lp : s.log_q) + d_log_ratio) + 16 * r.u) +
+        1.01 * ratio * d_advantage;
     b.slope_size = advantage * ratio;
     b.loss = b.slope;
     if (term.kind == LossKind::kCispo) {
