@@ -35,14 +35,17 @@ inline double lane_rounds(int64_t vocab) {
 // then 4 over a section's strips and 4 over the sections.
 inline double sum_depth(int64_t vocab) { return 3 + lane_rounds(vocab) + 5 + 4 + 4; }
 
+// Of sums of products, which a lane adds up column by column.
+inline double product_sum_depth(int64_t vocab) { return 8 * lane_rounds(vocab) + 5 + 4 + 4; }
+
 // A softmax and what its parts may be off by.
 struct SoftmaxError {
   std::vector<double> log_q, q, d_q, u, d_u;  // u in base 2
   double max = 0, log_sum = 0, d_log_sum = 0, lse = 0, d_lse = 0;
-  double depth = 0;
+  double depth = 0, product_depth = 0;
 
   SoftmaxError(const double* x, int64_t vocab, double scale, bool softcapped)
-      : depth(sum_depth(vocab)) {
+      : depth(sum_depth(vocab)), product_depth(product_sum_depth(vocab)) {
     max = *std::max_element(x, x + vocab);
     double sum = 0;
     for (int64_t j = 0; j < vocab; ++j) sum += std::exp(scale * (x[j] - max));
@@ -86,7 +89,7 @@ struct SoftmaxError {
     for (size_t j = 0; j < q.size(); ++j) {
       if (q[j] <= 0) continue;
       error += d_q[j] * std::abs(kLn2 * u[j]) + q[j] * kLn2 * d_u[j] +
-               (depth + 2) * kUnit * q[j] * std::abs(kLn2 * u[j]);
+               (product_depth + 2) * kUnit * q[j] * std::abs(kLn2 * u[j]);
     }
     return 1.02 * error;
   }
@@ -247,7 +250,8 @@ class HeadBound {
     TermError error;
     error.loss =
         hit * d_lp +
-        share * (all_weights * row.d_log_sum + d_smooth + (row.depth + 3) * kUnit * smooth) +
+        share *
+            (all_weights * row.d_log_sum + d_smooth + (row.product_depth + 3) * kUnit * smooth) +
         8 * kUnit *
             (hit * std::abs(row.log_q[label(r)]) + share * (all_weights * row.log_sum + smooth));
     error.loss *= token;
@@ -487,7 +491,7 @@ class HeadBound {
         d_p += t.q[j] * (kExp2 + kLn2 * 3 * kUnit * log_ratio + 2 * kUnit);
       }
       mean += p * size[j];
-      d_mean += d_p * size[j] + p * d_size[j] + (row.depth + 4) * kUnit * p * size[j];
+      d_mean += d_p * size[j] + p * d_size[j] + (row.product_depth + 4) * kUnit * p * size[j];
     }
     error.loss = 1.02 * factor * d_mean;
     for (int64_t j = 0; j < vocab; ++j) {

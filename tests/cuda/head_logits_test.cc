@@ -265,6 +265,49 @@ TEST_F(CudaHead, MaskedColumns) {
   }
 }
 
+// A block of the vocabulary is masked, whole strips of it, by -inf or a finite number in its place;
+// or in one row by -inf where the other is far below its maximum. No sum of such a strip is
+// anything beside the row's.
+TEST_F(CudaHead, MaskedBlocks) {
+  constexpr int64_t kVocab = 8192, kFirst = 1000, kLast = 5200;
+  const float lowest[] = {-INFINITY, -1e9f, -1e10f, -1e12f, -1e30f, -3.3e38f};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const char* kernel : kKernels) {
+      for (const std::string name : {"ce", "kd_ce", "kd_fkl", "kd_rkl", "kd_jsd"}) {
+        const auto check = [&](float student, float teacher) {
+          RandomHead head = draw(mix({name}), rng, 3, kVocab, dtype);
+          for (int64_t r = 0; r < 3; ++r) {
+            head.inputs.labels[r] %= kFirst;
+            for (int64_t j = kFirst; j < kLast; ++j) {
+              head.inputs.logits[r * kVocab + j] = student;
+              head.inputs.teachers[0].logits[r * kVocab + j] = teacher;
+            }
+          }
+          const std::string where = name + " " + std::string(name_of(dtype)) + " " + kernel +
+                                    " student " + std::to_string(student) + " teacher " +
+                                    std::to_string(teacher);
+          const DeviceOptions options = {.dtype = dtype, .kernel = kernel};
+          const DeviceResult result = run_on_device(head.config, head.inputs, options);
+          ASSERT_TRUE(result.ran.ok()) << where;
+          for (int64_t r = 0; r < 3; ++r) {
+            ASSERT_TRUE(std::isfinite(result.token_loss[r])) << where << " row " << r;
+            for (int64_t j = 0; j < kVocab; ++j) {
+              const double g = result.gradient[r * kVocab + j];
+              ASSERT_TRUE(std::isfinite(g)) << where << " row " << r << " column " << j;
+              if (j >= kFirst && j < kLast) ASSERT_EQ(g, 0) << where << " column " << j;
+            }
+          }
+          if (student >= -1e4f || std::isinf(student)) expect_oracle(head, options, where);
+        };
+        for (const float masked : lowest) check(masked, masked);
+        if (name == "kd_rkl") check(-1e4f, -INFINITY);
+        if (name == "kd_fkl" || name == "kd_ce") check(-INFINITY, -1e4f);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 // The family of Jensen-Shannon alone: every storage type, mixtures near either row, label losses
 // beside it and second-pass outputs or none, columns that are masked in either row or in both.
 TEST_F(CudaHead, JensenShannonByItself) {

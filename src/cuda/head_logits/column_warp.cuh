@@ -207,8 +207,9 @@ __device__ inline void run_column_warp(const ClusterShared<Kind>& shared, int wa
   const HeadParams& p = shared.p;
   constexpr bool kOnlySummed = kOwnExtras<Kind::kFamily> == 0;
   const auto* const gradient = static_cast<const typename Kind::Element*>(p.gradient);
-  const bool has_nothing_beside = p.in_whole_words && !wants_extra(p) && !p.accumulate &&
-                                  is_aligned(gradient) && is_aligned(gradient + p.gradient_stride);
+  const bool is_whole =
+      gradient == nullptr || (is_aligned(gradient) && is_aligned(gradient + p.gradient_stride));
+  const bool has_nothing_beside = is_whole && !wants_extra(p) && !p.accumulate;
   if (!p.in_whole_words) {
     ColumnWarp<Kind, Task::kAny>(shared, warp, lane).run();
   } else if (!has_nothing_beside || (!kOnlySummed && gradient == nullptr)) {

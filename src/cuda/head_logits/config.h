@@ -17,7 +17,7 @@ namespace ullage::lossk::cuda {
 
 enum class RowKernel {
   kCluster,   // a cluster of blocks keeps rows in shared memory: one read, one write
-  kStreamed,  // a block reads the row two or three times, from L2 where it can
+  kStreamed,  // a block reads the row three or four times, from L2 where it can
 };
 
 constexpr std::string_view name_of(RowKernel kernel) {

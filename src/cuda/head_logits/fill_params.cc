@@ -99,7 +99,10 @@ void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& o
     p.teacher_log2_scale =
         static_cast<float>(config.options.logits_scale / term.temperature * std::numbers::log2e);
     p.wants_cross |= term.divergence == Divergence::kCrossEntropy;
-    if (term.divergence == Divergence::kJensenShannon) p.mix_beta = t.beta;
+    // Of a mixture both rows have a part, or a column that the student alone has is log 0.
+    if (term.divergence == Divergence::kJensenShannon) {
+      t.beta = p.mix_beta = std::min(t.beta, std::nextafter(1.0f, 0.0f));
+    }
   }
   p.log2_scale = static_cast<float>(config.options.logits_scale * std::numbers::log2e);
   p.wants_entropy |= static_cast<bool>(outputs.entropy);

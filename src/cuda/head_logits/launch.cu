@@ -65,7 +65,7 @@ int threads_of(const RowLayout& layout) {
   return (layout.warps * layout.groups + kOtherWarps) * 32;
 }
 
-// Clusters that fit the device together; each works through every so-many-th row.
+// Clusters that fit the device together; each takes the next row when it comes to it.
 Status count_resident_clusters(const RowLayout& layout, const void* kernel, int& clusters) {
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;

@@ -48,6 +48,7 @@ class LoadWarp {
   __device__ void bring(const RowId& row, int i, const RingCursor& slot, uint32_t barrier) const {
     if (i >= p_.slots) ptx::barrier_wait(shared_.emptied(slot.at), slot.parity ^ 1);
     uint32_t bytes = 0;
+    if (!p_.in_whole_words) ptx::fence_async_shared();  // lanes wrote ends of the slot's row before
     if (row.counts()) {
       const int offset = slot.at * p_.slot_bytes;
       bytes = load(p_.logits, p_.logits_stride, row.row(), offset, barrier);

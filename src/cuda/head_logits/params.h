@@ -17,7 +17,7 @@ inline constexpr int kWarpColumns = 32 * kLaneColumns;  // columns a warp takes 
 
 // How a row is cut, a function of V, type and family, so that a row's sums are the same bits
 // whatever kernel, cluster or number of warps forms them: into rounds of kWarpColumns, those into
-// strips, each summed by one warp, those into sections, whose strips are added in order; then the
+// strips, each summed by one warp, those into sections, whose strips are added in a tree; then the
 // sections.
 inline constexpr int kMaxStrips = 256;
 inline constexpr int kMaxSections = 16;  // a cluster has at most as many blocks

@@ -68,7 +68,7 @@ struct LogRatio {
 };
 // 2^x by additions and multiplications, for |x| < 126; relative error below 2^-22, 2^0 is 1
 // exactly. A polynomial of degree 5 over [-1/2, 1/2] for 2^f / 2^round(f), by minimax with its
-// first coefficient held at 1 (2^-23.4).
+// first coefficient held at 1.
 __device__ inline float exp2_polynomial(float x) {
   constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: the sum's last bits are round(x)
   const float rounded = x + kToInteger, f = x - (rounded - kToInteger);

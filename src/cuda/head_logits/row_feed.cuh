@@ -8,9 +8,9 @@ namespace ullage::lossk::cuda {
 
 #if ULLAGE_SM90
 
-// The first rows, two for each group, by the cluster's place; the others to whom they come first:
-// multiprocessors differ in how far they are from memory, and with equal shares the first were done
-// after three quarters of the time (H200).
+// The first rows, up to two for each group, by the cluster's place; the others to whom they come
+// first: multiprocessors differ in how far they are from memory, and with equal shares the first
+// were done after three quarters of the time (H200).
 template <class Kind>
 class RowFeed {
  public:

@@ -111,7 +111,7 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
     unpack_logits<Kind>(p, mine, valid, x);
     if constexpr (Kind::kHasTeacher) unpack(others, t);
     gradient_of_columns<Kind::kFamily>(p, row.sums, row.c, row.scales, x, t, g);
-    if constexpr (!kPlain) {
+    if (!kPlain && row.c.uniform != 0) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (i >= valid) continue;
@@ -147,6 +147,7 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
   };
   for_each_vector<Kind, kPlain ? Kind::kRounds : 1>(student, teacher, columns, lane, write);
   if constexpr (kPatched) {
+    __syncwarp();  // a pair's other lane may have written it
     if (label < 0 || label >= columns || label / kLaneColumns % 32 != lane) return;
     const float x = to_float(student.at(label));
     const float t = Kind::kHasTeacher ? to_float(teacher.at(label)) : 0.0f;

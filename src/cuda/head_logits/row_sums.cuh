@@ -5,9 +5,9 @@
 // Exponentials are taken in base 2 of differences from a reference that is known before the first
 // of them: with c = scale * log2 e and R = c * x_0, rounded, u = x * c - R in one fused
 // multiply-add; v likewise for the teacher. R stands for x_0 everywhere, so its own rounding
-// cancels, and a large common offset costs nothing. x_0 is the maximum of a strip, which a warp
-// goes through once before: no sum is ever rescaled on the way, and nothing depends on how many
-// columns are taken at a time. A strip's sums are then brought to the section's maximum, a
+// cancels, and a common offset of up to 1e8 costs nothing. x_0 is the maximum of a strip, which a
+// warp goes through once before: no sum is ever rescaled on the way, and nothing depends on how
+// many columns are taken at a time. A strip's sums are then brought to the section's maximum, a
 // section's to the row's.
 #pragma once
 
@@ -110,9 +110,12 @@ __device__ inline void soften(const HeadParams& p, float (&x)[8], int valid) {
   }
 }
 
-// The reference of a maximum; that of nothing but -inf is 0, so that its columns stay -inf.
+// The reference of a maximum; that of nothing but -inf is 0, so that its columns stay -inf, and
+// none is: a mask may be the lowest finite number.
 __device__ inline float reference_of(float max, float log2_scale) {
-  return max == minus_infinity<float>() ? 0.0f : max * log2_scale;
+  constexpr float kLowest = -0x1.fffffep127f;
+  return max == minus_infinity<float>() ? 0.0f
+                                        : ullage::cuda::ptx::max_nan(max * log2_scale, kLowest);
 }
 
 // The sums of some of a row's columns, relative to references that stand beside them.
@@ -120,20 +123,23 @@ template <class Kind>
 struct RelativeSums {
   float sum = 0, teacher_sum = 0, log_sum = 0;
 
-  // From references R, T to R - by, T - teacher_by.
+  // From references R, T to R - by, T - teacher_by. What is left of sums far below those is
+  // nothing, and not 0 times what may be infinite: beside a maximum of -1e10, the rounding of R
+  // alone makes 2^u so; and where one row is -inf, the other's columns are infinitely far from it.
   __device__ void shift(bool cross, float by, float teacher_by) {
     const float weight = ullage::cuda::ptx::exp2_approx(by);
+    const auto part = [](float of, float value) { return of == 0 ? 0.0f : of * value; };
     if constexpr (Kind::kHasTeacher) {
       const float teacher_weight = ullage::cuda::ptx::exp2_approx(teacher_by);
       if constexpr (Kind::kFamily == Family::kForward) {
-        log_sum = teacher_weight * fmaf(cross ? by : by - teacher_by, teacher_sum, log_sum);
+        log_sum = part(teacher_weight, fmaf(cross ? by : by - teacher_by, teacher_sum, log_sum));
       }
       if constexpr (Kind::kFamily == Family::kReverse) {
-        log_sum = weight * fmaf(by - teacher_by, sum, log_sum);
+        log_sum = part(weight, fmaf(by - teacher_by, sum, log_sum));
       }
-      teacher_sum *= teacher_weight;
+      teacher_sum = part(teacher_weight, teacher_sum);
     }
-    sum *= weight;
+    sum = part(weight, sum);
   }
 };
 
