@@ -275,8 +275,8 @@ TEST_F(CudaHead, MaskedBlocks) {
     for (const char* kernel : kKernels) {
       for (const std::string name : {"ce", "kd_ce", "kd_fkl", "kd_rkl", "kd_jsd"}) {
         const auto check = [&](float student, float teacher) {
-          RandomHead head = draw(mix({name}), rng, 3, kVocab, dtype);
-          for (int64_t r = 0; r < 3; ++r) {
+          RandomHead head = draw(mix({name}), rng, 6, kVocab, dtype);
+          for (int64_t r = 0; r < 6; ++r) {
             head.inputs.labels[r] %= kFirst;
             for (int64_t j = kFirst; j < kLast; ++j) {
               head.inputs.logits[r * kVocab + j] = student;
@@ -289,7 +289,7 @@ TEST_F(CudaHead, MaskedBlocks) {
           const DeviceOptions options = {.dtype = dtype, .kernel = kernel};
           const DeviceResult result = run_on_device(head.config, head.inputs, options);
           ASSERT_TRUE(result.ran.ok()) << where;
-          for (int64_t r = 0; r < 3; ++r) {
+          for (int64_t r = 0; r < 6; ++r) {
             ASSERT_TRUE(std::isfinite(result.token_loss[r])) << where << " row " << r;
             for (int64_t j = 0; j < kVocab; ++j) {
               const double g = result.gradient[r * kVocab + j];
