@@ -154,6 +154,13 @@ TEST(CudaHeadPlan, ThreeRowsOfTheUsualVocabulariesAreUnderWay) {
     EXPECT_EQ(layout->cluster, each.cluster) << each.vocab;
     EXPECT_EQ(layout->slots, cuda::kSlots) << each.vocab;
     EXPECT_EQ(layout->warps, cuda::kMaxColumnWarps) << each.vocab;
+    // Without a gradient: as few blocks a row.
+    const auto forward = cuda::choose_row_layout(each.vocab, DType::kBF16,
+                                                 {.family = each.family, .gradient = false},
+                                                 CudaDevice{}, "", {}, rejections);
+    ASSERT_TRUE(forward.ok());
+    EXPECT_EQ(forward->cluster, each.cluster) << each.vocab;
+    EXPECT_EQ(forward->slots, cuda::kSlots) << each.vocab;
   }
 }
 

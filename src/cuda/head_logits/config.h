@@ -202,11 +202,19 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const Row
       if (tuning.cluster > 0 && cluster != tuning.cluster) continue;
       Tuning wished = tuning;
       if (wished.slots == 0) wished.slots = wish.slots;
+      const auto fits = [&](const RowLayout& layout) {
+        return layout.shared_bytes <= device.shared_per_block_bytes;
+      };
+      const auto lay = [&](int tables) {
+        return layout_of(RowKernel::kCluster, vocab, size_of(dtype), work, cluster, tables, wished);
+      };
       for (const int tables : {4, 2}) {
-        const RowLayout layout =
-            layout_of(RowKernel::kCluster, vocab, size_of(dtype), work, cluster, tables, wished);
-        if (layout.shared_bytes <= device.shared_per_block_bytes) return layout;
+        if (const RowLayout layout = lay(tables); fits(layout)) return layout;
       }
+      // Two groups that only sum have twice the tables of one.
+      if (!work.sums_only() || tuning.warps > 0) continue;
+      wished.warps = kMaxColumnWarps;
+      if (const RowLayout layout = lay(2); fits(layout) && layout.slots >= kSlots) return layout;
     }
   }
   return pass_over("a row of " + describe(vocab) + " columns, " + describe(kSlots - 1) +
