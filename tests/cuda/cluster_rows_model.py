@@ -85,6 +85,8 @@ class Cluster:
         self.rows, self.has_extras, self.gradient, self.sends_all = rows, extras, gradient, sends_all
         self.slots, self.tables, self.ids = slots, tables * groups, 1
         self.ahead = min(2 * groups, slots)
+        # Extras of a family's own do, those that are asked for do not.
+        self.looks_ahead = extras and slots >= 3 * groups and seed % 2 == 0
         self.arrivals = -(-slots // groups) * groups
         while self.ids < 2 * self.slots + self.tables:
             self.ids *= 2
@@ -232,7 +234,7 @@ class Cluster:
                     yield None
                 if counts is None:
                     return
-                if self.has_extras and self.slots >= 3 * self.groups:  # the next row's maxima
+                if self.looks_ahead:  # the next row's maxima
                     yield from self.wait(x.loaded[arrival.at], arrival.parity)
                     if self.id(x, i + self.groups):
                         at = Cursor(self.slots, slot.at + self.groups).at
@@ -300,6 +302,7 @@ class Cluster:
             if self.has_extras:
                 if counts:
                     x.row_sums[self.table(i)] = i
+                    x.word[self.table(i)] = None  # of which the sums are a part
                 x.row_sums_there[self.extra(i)].arrive()
                 there = x.extras_there if is_alone else x.section_extras_there
                 yield from self.wait(there[self.extra(i)], self.extra_parity(i))
