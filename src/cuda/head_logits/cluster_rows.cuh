@@ -6,8 +6,8 @@
 //                      of its own for that
 //   the column warps   each its span of strips: the sums of the next row -> the block's table; the
 //                      gradient of this row, from shared memory to global; the extras of the next
-//                      row, where some are asked for. Short rows: groups of warps, which take rows
-//                      in turn
+//                      row, where there are some. Short rows and rows that are only summed: groups
+//                      of warps, which take rows in turn
 //   the send warp      strips to sections -> every block's table; the label's logit. Of a block
 //                      alone, the terms' warps do both
 //   the terms' warps   in turn a row each: sections to the row's sums -> terms -> RowWord, and the

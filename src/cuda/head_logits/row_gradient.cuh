@@ -158,7 +158,8 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
 }
 
 // The same where logits, teacher and gradient all start `shift` columns into a 16-byte word of
-// theirs: by whole words, and column by column where one is shared with a neighbour.
+// theirs: by whole words, and column by column where one is shared with a neighbour. A word may
+// reach beyond the row's slot, into another; nothing of that is stored.
 template <class Kind, class Strip>
 __device__ inline void span_gradient_in_words(const HeadParams& p, const Strip& student,
                                               const Strip& teacher, int columns,
