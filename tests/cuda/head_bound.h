@@ -50,8 +50,8 @@ struct SoftmaxError {
     double sum = 0;
     for (int64_t j = 0; j < vocab; ++j) sum += std::exp(scale * (x[j] - max));
     log_sum = std::log(sum);
-    // Each step to the strip's, the section's and the row's maximum is one more power of two.
-    const double steps = 3;
+    // Each step, to the section's and to the row's maximum, is one more power of two.
+    const double steps = 2;
     double d_sum = (depth + 4 + steps) * kUnit + steps * kExp2;
     std::vector<double> relative;
     for (int64_t j = 0; j < vocab; ++j) {
