@@ -104,6 +104,78 @@ TEST_F(CudaHeadBits, DoNotDependOnRunPlacementOrKernel) {
   }
 }
 
+// Rows of whose 16-byte words others have a part: their own words, their neighbours' and those that
+// lie across the ends of strips, of warps and of blocks. What leaks from a neighbour shows, for
+// rows are high and low in turn and have spikes beside every end.
+TEST_F(CudaHeadBits, DoNotDependOnTheShiftOfTheirWords) {
+  const std::vector<std::vector<std::string>> mixes = {
+      {"ce", "z", "grpo_1"}, {"kd_fkl", "ce"}, {"kd_rkl"}, {"kd_jsd", "ce"}};
+  const struct {
+    int64_t vocab;
+    int cluster;
+  } cases[] = {{1281, 1}, {2055, 1}, {4097, 2}, {5121, 4}, {9001, 2}, {12289, 8}, {16391, 4}};
+  constexpr int64_t kRows = 17;
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const auto& names : mixes) {
+      for (const auto& [vocab, cluster] : cases) {
+        RandomHead head = draw(names, rng, kRows, vocab, dtype);
+        for (int64_t r = 0; r < kRows; ++r) {
+          for (int64_t j = 0; j < vocab; ++j) {
+            const int64_t to_end = std::min((j + 8) % 256, vocab - 1 - j);
+            const double spike = to_end < 16 && below(rng, 3) == 0 ? 8 : 0;
+            for (auto* const matrix : {&head.inputs.logits, &head.inputs.teachers[0].logits}) {
+              (*matrix)[r * vocab + j] += (r % 2 == 0 ? 20 : -20) + spike;
+            }
+          }
+          if (r % 5 == 4) continue;  // some rows do not count
+          // The labels of others lie where words are shared.
+          const int64_t ends[] = {0, 1, 7, 255, 256, 259, vocab - 2, vocab - 1};
+          head.inputs.labels[r] = ends[below(rng, 8)];
+        }
+        store_inputs(head.inputs, dtype);
+        const int64_t per_word = 16 / size_of(dtype);
+        const Placement whole = {.pad = -vocab & (per_word - 1)};
+        const DeviceOptions plain = {.dtype = dtype,
+                                     .tuning = {.cluster = cluster},
+                                     .row_outputs = false,
+                                     .logits = whole,
+                                     .teacher = whole,
+                                     .gradient_at = whole};
+        DeviceOptions streamed = plain;
+        streamed.kernel = "head_rows_sm80_streamed";
+        streamed.tuning = {};
+        const DeviceResult first = run_on_device(head.config, head.inputs, streamed);
+        const auto same = [&](const DeviceOptions& options, const std::string& what) {
+          const DeviceResult result = run_on_device(head.config, head.inputs, options);
+          EXPECT_EQ(result.kernel, "head_rows_sm90_cluster") << result.planned.to_string();
+          EXPECT_TRUE(result.padding_untouched);
+          const std::string where = names[0] + " " + std::string(name_of(dtype)) + " " +
+                                    std::to_string(vocab) + ": " + what;
+          if (options.gradient) {
+            expect_same(first, result, where);
+          } else {
+            EXPECT_EQ(bits(first.terms), bits(result.terms)) << where;
+          }
+        };
+        for (const int64_t pad : {int64_t{0}, whole.pad, int64_t{3}}) {
+          for (const int64_t shift : {0, 1, 3, 6}) {
+            DeviceOptions options = plain;
+            options.logits = options.teacher = options.gradient_at = {.pad = pad, .shift = shift};
+            const std::string what =
+                "pad " + std::to_string(pad) + ", shift " + std::to_string(shift);
+            same(options, what);
+            options.in_place = true;
+            same(options, what + ", in place");
+            options.in_place = options.gradient = false;
+            same(options, what + ", forward");
+          }
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 // Clusters take rows as they come to them, those that count and those that do not: each once, from
 // fewer rows than there are clusters to several for each; in clusters of one, two and eight blocks
 // and one, two and four groups of warps; with a second pass for outputs and without.

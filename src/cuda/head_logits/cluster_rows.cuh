@@ -43,22 +43,22 @@ namespace ullage::lossk::cuda {
 
 #if ULLAGE_SM90
 
-// -inf behind the last columns of a row in whole words, up to a whole round, in every slot: copies
-// never reach there.
+// -inf behind the last columns of a row, up to a whole round and the word after, in every slot: but
+// for a row's last word and the next (LoadWarp::load_ends), copies never reach there.
 template <class Kind>
 __device__ inline void pad_slots(const ClusterShared<Kind>& shared) {
   using T = typename Kind::Element;
   const HeadParams& p = shared.p;
-  if (!p.in_whole_words) return;
   const int first = static_cast<int>(ptx::cluster_rank()) * p.strips_per_block;
   const int columns = columns_between(p, first, first + p.strips_per_block);
-  const int pad = -columns & (kWarpColumns - 1);
+  const int pad = (-columns & (kWarpColumns - 1)) + (p.in_whole_words ? 0 : kPerWord<T>);
   const int matrices = (Kind::kHasTeacher ? 2 : 1) * p.slots;
   for (int i = threadIdx.x; i < matrices * pad; i += blockDim.x) {
     const int matrix = i / pad, slot = Kind::kHasTeacher ? matrix / 2 : matrix;
     const int of_slot = Kind::kHasTeacher && matrix % 2 != 0 ? p.matrix_bytes : 0;
     reinterpret_cast<T*>(shared.slot(slot) + of_slot)[columns + i % pad] = minus_infinity<T>();
   }
+  ptx::fence_async_shared();
 }
 
 #endif

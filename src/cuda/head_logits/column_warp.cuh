@@ -3,59 +3,47 @@
 #pragma once
 
 #include "cuda/head_logits/cluster_shared.cuh"
+#include "cuda/head_logits/kept_strip.cuh"
 
 namespace ullage::lossk::cuda {
 
 #if ULLAGE_SM90
 
-// Columns in shared memory, where the first lies `shift` columns into a 16-byte word; 0 where
-// kAligned.
-template <class T, bool kAligned_>
-struct KeptStrip {
-  static constexpr bool kAligned = kAligned_, kKept = true, kPadded = kAligned_;
-  const T* data;  // the word's first column
-  int shift;
-
-  // Eight from the `i`-th of the first word on, a multiple of eight.
-  __device__ Vector<T> words_at(int i) const {
-    Vector<T> v;
-#pragma unroll
-    for (int w = 0; w < kWordsOf<T>; ++w) {
-      v.words[w] = reinterpret_cast<const uint4*>(data + i)[w];
-    }
-    return v;
-  }
-  __device__ T at(int column) const { return data[column + shift]; }
-  __device__ Vector<T> load(int column) const {
-    if constexpr (kAligned) return words_at(column);
-    return load_shifted(data + column, shift);
-  }
-  __device__ Vector<T> load_tail(int column, int columns) const {
-    Vector<T> v = load(column);
-    if (column + kLaneColumns > columns) blank_from(v, columns - column);
-    return v;
-  }
-};
-
 // What is known of a launch before its first row. Loops that have nothing beside them run a fifth
 // faster than the same loops among those of every other case (H200): instructions are fetched.
 enum class Task {
-  kSums,      // rows in whole words are summed, and that is all
+  kSums,      // rows are summed, and that is all
   kGradient,  // and their gradient is written, in whole words, with nothing added to it
-  kWhole,     // any other work on rows in whole words (HeadParams::in_whole_words)
   kAny,
 };
 
-template <class Kind, Task kTask>
+// Whether a row's matrices all have the same shift.
+template <class Kind>
+__device__ inline bool same_shift(const HeadParams& p) {
+  using T = typename Kind::Element;
+  const auto as_logits = [&](const void* matrix, int64_t row_stride) {
+    return (reinterpret_cast<uintptr_t>(matrix) - reinterpret_cast<uintptr_t>(p.logits)) % 16 ==
+               0 &&
+           (row_stride - p.logits_stride) % kPerWord<T> == 0;
+  };
+  return (!Kind::kHasTeacher || as_logits(p.teacher, p.teacher_stride)) &&
+         (p.gradient == nullptr || as_logits(p.gradient, p.gradient_stride));
+}
+
+template <class Kind, Task kTask, Placement kPlacement>
 class ColumnWarp {
   using T = typename Kind::Element;
-  using Strip = KeptStrip<T, kTask != Task::kAny>;
+  using Strip = KeptStrip<T, kPlacement>;
   static constexpr bool kHasOwnExtras = kOwnExtras<Kind::kFamily> > 0;
 
  public:
   // Warp `warp` of the block's for columns: p.row_warps share a row, as many others the next.
   __device__ ColumnWarp(const ClusterShared<Kind>& shared, int warp, int lane)
-      : p_(shared.p), shared_(shared), lane_(lane), group_(warp / p_.row_warps) {
+      : p_(shared.p),
+        shared_(shared),
+        lane_(lane),
+        group_(warp / p_.row_warps),
+        has_same_shift_(kTask == Task::kAny && same_shift<Kind>(p_)) {
     const int block_first = static_cast<int>(ptx::cluster_rank()) * p_.strips_per_block;
     local_first_ = warp % p_.row_warps * p_.strips_per_warp;
     first_ = block_first + local_first_;
@@ -120,12 +108,12 @@ class ColumnWarp {
   }
 
  private:
-  // How far into a 16-byte word the block's slice of a row starts, in columns.
-  __device__ int shift_of(const void* matrix, int64_t row_stride, RowId row) const {
+  // How far into a 16-byte word a row starts, in columns; a block's slice and a strip start as far.
+  __device__ static int shift_of_row(const void* matrix, int64_t row_stride, RowId row) {
     const auto first = static_cast<unsigned>(reinterpret_cast<uintptr_t>(matrix) / sizeof(T));
-    return static_cast<int>((first + static_cast<unsigned>(block_column_) +
-                             static_cast<unsigned>(row.row()) * static_cast<unsigned>(row_stride)) %
-                            (16 / sizeof(T)));
+    return static_cast<int>(
+        (first + static_cast<unsigned>(row.row()) * static_cast<unsigned>(row_stride)) %
+        kPerWord<T>);
   }
 
   // The row's columns in a slot, from the row's `from` on.
@@ -135,9 +123,11 @@ class ColumnWarp {
   __device__ Columns columns_of(int slot, RowId row, int from) const {
     const T* const at = reinterpret_cast<const T*>(shared_.slot(slot)) + (from - block_column_);
     Columns columns{{at, 0}, {at + p_.matrix_bytes / sizeof(T), 0}};
-    if constexpr (kTask == Task::kAny) {
-      columns.student.shift = shift_of(p_.logits, p_.logits_stride, row);
-      if (Kind::kHasTeacher) columns.teacher.shift = shift_of(p_.teacher, p_.teacher_stride, row);
+    if constexpr (kPlacement != Placement::kInWords) {
+      columns.student.shift = shift_of_row(p_.logits, p_.logits_stride, row);
+      columns.teacher.shift = kPlacement == Placement::kSameShift ? columns.student.shift
+                              : Kind::kHasTeacher ? shift_of_row(p_.teacher, p_.teacher_stride, row)
+                                                  : 0;
     }
     return columns;
   }
@@ -160,10 +150,20 @@ class ColumnWarp {
     if (!row.counts()) return clear_gradient(p_, to, columns_, lane_);
     const Columns at = columns_of(slot, row, column_);
     const RowWord word = *shared_.word(i);  // its own copy: stores might change the other
-    if constexpr (kTask == Task::kGradient) {
+    constexpr bool kInWords = kPlacement == Placement::kInWords;
+    const Span span{column_, columns_, static_cast<int>(p_.vocab) - column_};
+    if constexpr (Kind::kSoftcap && kTask == Task::kGradient) {
       span_gradient<Kind, true, true>(p_, at.student, at.teacher, columns_, to, nullptr, column_,
                                       word, lane_);
+    } else if constexpr (kTask == Task::kGradient) {
+      span_gradient_in_words<Kind, !kInWords>(p_, at.student, at.teacher, span, to, word, lane_);
     } else {
+      if constexpr (!Kind::kSoftcap && !kInWords) {
+        if (has_same_shift_ && is_plain(p_, word)) {
+          return span_gradient_in_words<Kind, true>(p_, at.student, at.teacher, span, to, word,
+                                                    lane_);
+        }
+      }
       write_gradient<Kind>(p_, at.student, at.teacher, columns_, to, column_, word, lane_);
     }
   }
@@ -176,21 +176,24 @@ class ColumnWarp {
   // `most`: of the span's one strip, where they are known.
   __device__ void sum(int slot, RowId row, int i, bool has_most, StripMaxima most) const {
     float* const table = shared_.sums(i);
-    for_each_strip(slot, row,
-                   [&](int s, const Strip& student, const Strip& teacher, int columns, int) {
-                     if (!has_most) most = strip_maxima<Kind>(student, teacher, columns, lane_);
-                     const StripSums<Kind> strip =
-                         strip_sums<Kind>(p_, student, teacher, columns, lane_, most);
-                     if (lane_ == 0) put_sums(table, p_.strips_per_block, s, strip);
-                   });
+    for_each_strip(
+        slot, row, [&](int s, const Strip& student, const Strip& teacher, int columns, int) {
+          if (!has_most) most = strip_maxima<Kind>(student, teacher, columns, lane_);
+          with_loads(student, teacher, [&](const auto& mine, const auto& others) {
+            const StripSums<Kind> strip = strip_sums<Kind>(p_, mine, others, columns, lane_, most);
+            if (lane_ == 0) put_sums(table, p_.strips_per_block, s, strip);
+          });
+        });
   }
   __device__ void sum_extras(int slot, RowId row, int i) const {
     const RowSums sums = shared_.word(i)->sums;
     float* const table = shared_.extras(i);
     for_each_strip(
         slot, row, [&](int s, const Strip& student, const Strip& teacher, int columns, int column) {
-          put_strip_extras<Kind, kTask != Task::kGradient>(
-              p_, table, p_.strips_per_block, s, student, teacher, columns, column, sums, lane_);
+          with_loads(student, teacher, [&](const auto& mine, const auto& others) {
+            put_strip_extras<Kind, kTask != Task::kGradient>(
+                p_, table, p_.strips_per_block, s, mine, others, columns, column, sums, lane_);
+          });
         });
   }
 
@@ -200,24 +203,33 @@ class ColumnWarp {
   int first_, local_first_;  // strip, of the row and of the block
   int column_, columns_;     // the span's
   int block_column_;         // the block's first
+  bool has_same_shift_;
 };
 
 template <class Kind>
 __device__ inline void run_column_warp(const ClusterShared<Kind>& shared, int warp, int lane) {
   const HeadParams& p = shared.p;
-  constexpr bool kOnlySummed = kOwnExtras<Kind::kFamily> == 0;
-  const auto* const gradient = static_cast<const typename Kind::Element*>(p.gradient);
-  const bool is_whole =
-      gradient == nullptr || (is_aligned(gradient) && is_aligned(gradient + p.gradient_stride));
-  const bool has_nothing_beside = is_whole && !wants_extra(p) && !p.accumulate;
-  if (!p.in_whole_words) {
-    ColumnWarp<Kind, Task::kAny>(shared, warp, lane).run();
-  } else if (!has_nothing_beside || (!kOnlySummed && gradient == nullptr)) {
-    ColumnWarp<Kind, Task::kWhole>(shared, warp, lane).run();
-  } else if (gradient != nullptr) {
-    ColumnWarp<Kind, Task::kGradient>(shared, warp, lane).run();
-  } else if constexpr (kOnlySummed) {
-    ColumnWarp<Kind, Task::kSums>(shared, warp, lane).run();
+  const auto run = [&]<Task kTask, Placement kPlacement>() {
+    ColumnWarp<Kind, kTask, kPlacement>(shared, warp, lane).run();
+  };
+  const auto run_alone = [&]<Placement kPlacement>() {
+    if (p.gradient != nullptr) {
+      run.template operator()<Task::kGradient, kPlacement>();
+    } else if constexpr (kOwnExtras<Kind::kFamily> == 0) {
+      run.template operator()<Task::kSums, kPlacement>();
+    }
+  };
+  // With nothing beside it.
+  const bool alone = !wants_extra(p) && !p.accumulate && same_shift<Kind>(p) &&
+                     (p.gradient != nullptr || kOwnExtras<Kind::kFamily> == 0);
+  if (p.in_whole_words) {
+    alone ? run_alone.template operator()<Placement::kInWords>()
+          : run.template operator()<Task::kAny, Placement::kInWords>();
+  } else if constexpr (Kind::kSoftcap) {
+    run.template operator()<Task::kAny, Placement::kAny>();
+  } else {
+    alone ? run_alone.template operator()<Placement::kSameShift>()
+          : run.template operator()<Task::kAny, Placement::kAny>();
   }
 }
 

@@ -26,6 +26,21 @@ struct Vector {
   uint4 words[kWordsOf<T>];
 };
 
+// Calls act<n>(), n = 0 to 3.
+template <class Act>
+__device__ inline void with_constant(int n, const Act& act) {
+  switch (n) {
+    case 0:
+      return act.template operator()<0>();
+    case 1:
+      return act.template operator()<1>();
+    case 2:
+      return act.template operator()<2>();
+    default:
+      return act.template operator()<3>();
+  }
+}
+
 __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 __device__ inline float to_float(__half value) { return __half2float(value); }
@@ -68,6 +83,17 @@ template <class T>
 __device__ inline bool is_aligned(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
+template <class T>
+inline constexpr int kPerWord = 16 / sizeof(T);
+// How many columns into a 16-byte word a column lies, and how many a next word begins after it.
+template <class T>
+__device__ inline int shift_of(const T* column) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(column) / sizeof(T) % kPerWord<T>);
+}
+template <class T>
+__device__ inline int columns_to_word(const T* column) {
+  return -shift_of(column) & (kPerWord<T> - 1);
+}
 
 template <class T>
 __device__ inline Vector<T> load_vector(const T* from, int valid, bool aligned) {
@@ -97,7 +123,37 @@ __device__ inline Vector<T> load_vector(const T* from, int valid, bool aligned) 
   return v;
 }
 
-// Eight columns from shared memory that start `shift` columns into a 16-byte word at `word`.
+// 32-bit parts that stand in for the lower `shift` columns of a part: 0 or half of it.
+template <class T>
+__device__ inline unsigned order_of_halves(int shift) {
+  return sizeof(T) == 2 && shift & 1 ? 0x5432 : 0x3210;
+}
+
+// Eight columns from shared memory that start kParts 32-bit parts into a 16-byte word at `word`,
+// and `order` (order_of_halves) into the next part.
+template <int kParts, class T>
+__device__ Vector<T> load_shifted(const T* word, unsigned order) {
+  static_assert(kParts < 4);
+  uint32_t parts[4 * (kWordsOf<T> + 1)];
+#pragma unroll
+  for (int i = 0; i <= kWordsOf<T>; ++i) {
+    const uint4 four = reinterpret_cast<const uint4*>(word)[i];
+    parts[4 * i] = four.x, parts[4 * i + 1] = four.y;
+    parts[4 * i + 2] = four.z, parts[4 * i + 3] = four.w;
+  }
+  Vector<T> v;
+  const auto part = [&](int i) {
+    if constexpr (sizeof(T) == 4) return parts[kParts + i];
+    return __byte_perm(parts[kParts + i], parts[kParts + i + 1], order);
+  };
+#pragma unroll
+  for (int i = 0; i < kWordsOf<T>; ++i) {
+    v.words[i] = make_uint4(part(4 * i), part(4 * i + 1), part(4 * i + 2), part(4 * i + 3));
+  }
+  return v;
+}
+
+// The same where neither is known when it is compiled: `shift` columns.
 template <class T>
 __device__ inline Vector<T> load_shifted(const T* word, int shift) {
   constexpr int kParts = 4 * kWordsOf<T>;  // 32-bit parts of a vector
@@ -118,7 +174,7 @@ __device__ inline Vector<T> load_shifted(const T* word, int shift) {
 #pragma unroll
   for (int i = 0; i < kParts + 1; ++i) parts[i] = by & 1 ? parts[i + 1] : parts[i];
   if constexpr (kPerPart == 2) {
-    const unsigned order = shift & 1 ? 0x5432 : 0x3210;
+    const unsigned order = order_of_halves<T>(shift);
 #pragma unroll
     for (int i = 0; i < kParts; ++i) parts[i] = __byte_perm(parts[i], parts[i + 1], order);
   }
@@ -194,6 +250,7 @@ struct RunningMax<float> {
     }
     m = max_nan(m, x[0]);
   }
+  __device__ void add(float x) { m = ullage::cuda::ptx::max_nan(m, x); }
   __device__ float value() const { return m; }
 };
 template <>
@@ -205,6 +262,7 @@ struct RunningMax<__nv_bfloat16> {
     m = __hmax2_nan(m,
                     __hmax2_nan(__hmax2_nan(pairs[0], pairs[1]), __hmax2_nan(pairs[2], pairs[3])));
   }
+  __device__ void add(__nv_bfloat16 x) { m = __hmax2_nan(m, __nv_bfloat162{x, x}); }
   __device__ float value() const {
     return ullage::cuda::ptx::max_nan(__low2float(m), __high2float(m));
   }
@@ -218,6 +276,7 @@ struct RunningMax<__half> {
     m = __hmax2_nan(m,
                     __hmax2_nan(__hmax2_nan(pairs[0], pairs[1]), __hmax2_nan(pairs[2], pairs[3])));
   }
+  __device__ void add(__half x) { m = __hmax2_nan(m, __half2{x, x}); }
   __device__ float value() const {
     return ullage::cuda::ptx::max_nan(__low2float(m), __high2float(m));
   }

@@ -17,6 +17,7 @@ class LoadWarp {
     const int first = static_cast<int>(ptx::cluster_rank()) * p_.strips_per_block;
     column_ = first_column(p_, first);
     columns_ = columns_between(p_, first, first + p_.strips_per_block);
+    left_ = static_cast<int>(p_.vocab) - column_;
   }
 
   // `feeds`: this warp is also the one that tells rows.
@@ -64,34 +65,49 @@ class LoadWarp {
     __syncwarp();
   }
 
-  // A slice to `offset` of the block's shared memory: whole 16-byte words by the copy engine, and
-  // by the lanes the ends, whose words may reach beyond what is the caller's. Returns the bytes
-  // that the engine counts on the barrier.
+  // A slice to `offset` of the block's shared memory, from the 16-byte word on in which it begins:
+  // the words that it has a part in, by the copy engine. Returns the bytes that the engine counts
+  // on the barrier.
   __device__ uint32_t load(const void* matrix, int64_t row_stride, int row, int offset,
                            uint32_t barrier) const {
-    constexpr int kPerWord = 16 / sizeof(T);
     const T* const slice = static_cast<const T*>(matrix) + row * row_stride + column_;
-    const auto shift = static_cast<int>(reinterpret_cast<uintptr_t>(slice) % 16 / sizeof(T));
-    const int head = min((kPerWord - shift) % kPerWord, columns_);
-    const int body = (columns_ - head) / kPerWord * kPerWord;
-    const auto bytes = static_cast<uint32_t>(body * sizeof(T));
-    if (lane_ == 0 && bytes > 0) {
-      const uint32_t to = shared_.slots_start + offset + (shift + head) * sizeof(T);
-      ptx::bulk_load(to, slice + head, bytes, barrier);
-    }
+    int shift = 0, begin = 0, end = columns_;
     if (!p_.in_whole_words) {
-      T* const to = reinterpret_cast<T*>(shared_.base + offset) + shift;
-      const int tail = head + body + lane_ - kPerWord;
-      if (lane_ < head) to[lane_] = slice[lane_];
-      if (lane_ >= kPerWord && tail < columns_) to[tail] = slice[tail];
+      shift = shift_of(slice);
+      const int row_end = shift + left_;
+      begin = column_ == 0 ? round_up(shift) : 0;
+      end = min(round_up(shift + columns_), row_end / kPerWord<T> * kPerWord<T>);
+      load_ends(slice - shift, shift, begin, end, row_end, offset);
+    }
+    const auto bytes = static_cast<uint32_t>(max(end - begin, 0) * sizeof(T));
+    if (lane_ == 0 && bytes > 0) {
+      ptx::bulk_load(shared_.slots_start + offset + begin * sizeof(T), slice - shift + begin, bytes,
+                     barrier);
     }
     return bytes;
   }
+
+  // By the lanes, what lies in words that reach beyond the row, and -inf behind it: over what a row
+  // of a larger shift left there. Positions are those in the slot.
+  __device__ void load_ends(const T* from, int shift, int begin, int end, int row_end,
+                            int offset) const {
+    T* const to = reinterpret_cast<T*>(shared_.base + offset);
+    const auto put = [&](int i) { to[i] = i < row_end ? from[i] : minus_infinity<T>(); };
+    if (lane_ < begin && lane_ >= shift) put(lane_);
+    const bool ends_here = end == row_end / kPerWord<T> * kPerWord<T>;
+    const int i = max(begin, end) + lane_ - kLaneColumns, slots = p_.matrix_bytes / sizeof(T);
+    if (ends_here && lane_ >= kLaneColumns && lane_ < kLaneColumns + 2 * kPerWord<T> && i < slots) {
+      put(i);
+    }
+  }
+
+  __device__ static int round_up(int columns) { return (columns + kPerWord<T> - 1) & -kPerWord<T>; }
 
   const HeadParams& p_;
   const ClusterShared<Kind>& shared_;
   int lane_;
   int column_, columns_;  // the block's
+  int left_;              // from its first to the row's end
 };
 
 #endif

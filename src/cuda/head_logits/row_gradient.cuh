@@ -70,17 +70,17 @@ __device__ inline float gradient_of_column(const HeadParams& p, const RowSums& r
     }
   }
 }
-// Of eight, the first `shift` before a multiple of eight.
-template <Family kFamily>
+// Of eight, the first kPhase past a multiple of four.
+template <Family kFamily, int kPhase = 0>
 __device__ inline void gradient_of_columns(const HeadParams& p, const RowSums& row,
                                            const RowCoefficients& c, const GradientScales& scales,
-                                           const float (&x)[8], const float (&t)[8], float (&g)[8],
-                                           int shift = 0) {
+                                           const float (&x)[8], const float (&t)[8],
+                                           float (&g)[8]) {
   const LogRatio log_ratio(row);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float teacher = kFamily == Family::kLabels ? 0.0f : t[i];
-    g[i] = gradient_of_column<kFamily>(p, row, c, scales, log_ratio, x[i], teacher, i - shift);
+    g[i] = gradient_of_column<kFamily>(p, row, c, scales, log_ratio, x[i], teacher, i + kPhase);
   }
 }
 
@@ -91,6 +91,19 @@ struct alignas(16) RowWord {
   GradientScales scales;
   int label;  // a column, or -1
 };
+
+// One column's, the label's or another, by a lane; the strips and `to` begin at `first_column`.
+template <class Kind, class Strip>
+__device__ inline void write_column(const HeadParams& p, const Strip& student, const Strip& teacher,
+                                    int column, typename Kind::Element* to, const RowWord& row,
+                                    int first_column) {
+  const float x = to_float(student.at(column));
+  const float t = Kind::kHasTeacher ? to_float(teacher.at(column)) : 0.0f;
+  float g = gradient_of_column<Kind::kFamily>(p, row.sums, row.c, row.scales, LogRatio(row.sums), x,
+                                              t, column);
+  if (first_column + column == row.label) g -= row.c.label;
+  to[column] = from_float<typename Kind::Element>(g);
+}
 
 // Writes the gradient of `columns` adjacent columns, the row's `first_column` on, to `to`, rounding
 // once. `held`: the values it is added to, or nullptr. kPlain: no smoothing, nothing held.
@@ -149,43 +162,62 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
   if constexpr (kPatched) {
     __syncwarp();  // a pair's other lane may have written it
     if (label < 0 || label >= columns || label / kLaneColumns % 32 != lane) return;
-    const float x = to_float(student.at(label));
-    const float t = Kind::kHasTeacher ? to_float(teacher.at(label)) : 0.0f;
-    const float g = gradient_of_column<Kind::kFamily>(
-        p, row.sums, row.c, row.scales, LogRatio(row.sums), x, t, label % kLaneColumns);
-    to[label] = from_float<T>(g - row.c.label);
+    write_column<Kind>(p, student, teacher, label, to, row, first_column);
   }
 }
 
-// The same where logits, teacher and gradient all start `shift` columns into a 16-byte word of
-// theirs: by whole words, and column by column where one is shared with a neighbour. A word may
-// reach beyond the row's slot, into another; nothing of that is stored.
-template <class Kind, class Strip>
+// Which columns of a row a warp has.
+struct Span {
+  int first_column, columns;
+  int left;  // from the first to the row's end
+};
+
+// The same where logits, teacher and gradient have the same shift, 0 unless kShifted: by whole
+// words, each by the warp in whose span it begins. A word that the row shares with another is
+// written column by column.
+template <class Kind, bool kShifted, class Strip>
 __device__ inline void span_gradient_in_words(const HeadParams& p, const Strip& student,
-                                              const Strip& teacher, int columns,
-                                              typename Kind::Element* to, int first_column,
-                                              const RowWord& row, int lane) {
-  const int label = row.label - first_column;
-  for (int column = lane * kLaneColumns - student.shift; column < columns; column += kWarpColumns) {
-    float x[8], t[8], g[8];
-    unpack(student.words_at(column + student.shift), x);
-    if constexpr (Kind::kHasTeacher) unpack(teacher.words_at(column + student.shift), t);
-    gradient_of_columns<Kind::kFamily>(p, row.sums, row.c, row.scales, x, t, g, student.shift);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (column + i == label) g[i] -= row.c.label;
-    }
-    if (column >= 0 && column + kLaneColumns <= columns) {
-      store_vector(to + column, g, kLaneColumns, true);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (column + i >= 0 && column + i < columns) {
-          to[column + i] = from_float<typename Kind::Element>(g[i]);
-        }
-      }
-    }
+                                              const Strip& teacher, const Span& span,
+                                              typename Kind::Element* to, const RowWord& row,
+                                              int lane) {
+  using T = typename Kind::Element;
+  static_assert(!Kind::kSoftcap, "-inf behind the row stays -inf");
+  const int ahead = kShifted ? columns_to_word(to) : 0;
+  const int end = kShifted ? min(span.columns + ahead, span.left) : span.columns;
+  const int whole = kShifted ? max(end - ahead, 0) / kPerWord<T> * kPerWord<T> : end;
+  const auto write = [&]<int kPhase>() {
+    for_each_vector<Kind, Kind::kRounds>(
+        student.words_from(ahead), teacher.words_from(ahead), whole, lane,
+        [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
+          float x[8], t[8], g[8];
+          unpack(mine, x);
+          if constexpr (Kind::kHasTeacher) unpack(others, t);
+          gradient_of_columns<Kind::kFamily, kPhase>(p, row.sums, row.c, row.scales, x, t, g);
+          store_whole(to + ahead + column, g, whole - column, lane);
+        });
+  };
+  if constexpr (kShifted && Kind::kFamily == Family::kJensenShannon) {
+    with_constant(ahead % 4, write);
+  } else {
+    write.template operator()<0>();
   }
+  __syncwarp();  // another lane may have written the label's column
+  int column = -1;
+  if (kShifted && lane < kPerWord<T>) {
+    if (span.first_column == 0 && lane < min(ahead, span.left)) column = lane;
+  } else if (kShifted && lane < 2 * kPerWord<T>) {
+    const int behind = ahead + whole + lane - kPerWord<T>;
+    if (behind < end) column = behind;
+  } else if (lane == 2 * kPerWord<T>) {
+    const int label = row.label - span.first_column;
+    if (label >= (span.first_column == 0 ? 0 : ahead) && label < end) column = label;
+  }
+  if (column >= 0) write_column<Kind>(p, student, teacher, column, to, row, span.first_column);
+}
+
+// Nothing is added to the row's gradient.
+__device__ inline bool is_plain(const HeadParams& p, const RowWord& word) {
+  return word.c.uniform == 0 && !p.accumulate;
 }
 
 // One row's gradient over a warp's span, which starts at `first_column` and is written to `to`.
@@ -193,7 +225,7 @@ template <class Kind, class Strip>
 __device__ inline void write_gradient(const HeadParams& p, const Strip& student,
                                       const Strip& teacher, int columns, typename Kind::Element* to,
                                       int first_column, const RowWord& word, int lane) {
-  const bool plain = word.c.uniform == 0 && !p.accumulate;
+  const bool plain = is_plain(p, word);
   const typename Kind::Element* held = p.accumulate ? to : nullptr;
   if constexpr (Strip::kAligned) {
     if (is_aligned(to)) {
@@ -206,12 +238,6 @@ __device__ inline void write_gradient(const HeadParams& p, const Strip& student,
       }
       return;
     }
-  } else if constexpr (Strip::kKept && !Kind::kSoftcap) {
-    const auto shift = static_cast<int>(reinterpret_cast<uintptr_t>(to) % 16 / sizeof(*to));
-    if (plain && shift == student.shift && (!Kind::kHasTeacher || shift == teacher.shift)) {
-      span_gradient_in_words<Kind>(p, student, teacher, columns, to, first_column, word, lane);
-      return;
-    }
   }
   span_gradient<Kind, false, false>(p, student, teacher, columns, to, held, first_column, word,
                                     lane);
@@ -221,10 +247,14 @@ __device__ inline void write_gradient(const HeadParams& p, const Strip& student,
 template <class T>
 __device__ inline void clear_gradient(const HeadParams& p, T* to, int columns, int lane) {
   if (p.gradient == nullptr || p.accumulate) return;
-  const float zeros[8] = {};
-  for (int c = lane * kLaneColumns; c < columns; c += kWarpColumns) {
-    store_vector(to + c, zeros, columns - c, is_aligned(to));
+  const int ahead = min(columns_to_word(to), columns);
+  const int whole = (columns - ahead) / kPerWord<T> * kPerWord<T>;
+  for (int c = lane * kPerWord<T>; c < whole; c += 32 * kPerWord<T>) {
+    ullage::cuda::ptx::store_words(to + ahead + c, uint4{});
   }
+  const int behind = ahead + whole + lane;
+  if (lane < ahead) to[lane] = from_float<T>(0);
+  if (behind < columns) to[behind] = from_float<T>(0);
 }
 
 }  // namespace ullage::lossk::cuda

@@ -196,14 +196,16 @@ __device__ inline void in_groups(int n, const Step& step, int first = 0) {
   if constexpr (kMost > 1) in_groups<(kMost > 2 ? 2 : 1)>(n, step, first);
 }
 
+inline constexpr int kMaxRounds = 5;
+
 // Calls step<kTail>(column, student's eight, teacher's eight) for each of this lane's vectors of a
 // strip, ascending; kTail: in the strip's last round, which is short, so that columns at and past
 // `columns` may be among them, as -inf. At most kMost vectors of each are loaded ahead.
 //
-// A Strip has `load(column)` and, for the last round, `load_tail(column, columns)`; where it is
-// kAligned, a load is of whole 16-byte words; where kPadded, -inf follows the row's last column up
-// to a whole round. Then that round is as good as any: code of its own, for one warp of all, would
-// make the others wait (a softcap makes -inf finite).
+// A Strip has `load(column)` and, for the last round, `load_tail(column, columns)`; at most
+// kMostRounds of them are worth loading ahead. Where it is kPadded, -inf follows the row's last
+// column up to a whole round. Then that round is as good as any: code of its own, for one warp of
+// all, would make the others wait (a softcap makes -inf finite).
 template <class Kind, int kMost, class Strip, class Step>
 __device__ inline void for_each_vector(const Strip& student, const Strip& teacher, int columns,
                                        int lane, const Step& step) {
@@ -211,7 +213,8 @@ __device__ inline void for_each_vector(const Strip& student, const Strip& teache
   constexpr bool kPadded = Strip::kPadded && !Kind::kSoftcap;
   const int whole = (kPadded ? columns + kWarpColumns - 1 : columns) / kWarpColumns;
   const auto column_of = [&](int round) { return round * kWarpColumns + lane * kLaneColumns; };
-  in_groups<Strip::kAligned ? kMost : 1>(whole, [&]<int k>(int first) {
+  constexpr int kGroup = kMost < Strip::kMostRounds ? kMost : Strip::kMostRounds;
+  in_groups<kGroup>(whole, [&]<int k>(int first) {
     Eight mine[k], others[k];
 #pragma unroll
     for (int r = 0; r < k; ++r) {
@@ -294,12 +297,33 @@ __device__ inline StripMaxima strip_maxima(const Strip& student, const Strip& te
                                            int lane) {
   using T = typename Kind::Element;
   RunningMax<T> running, teacher_running;
-  for_each_vector<Kind, Kind::kRoundsOfMax>(
-      student, teacher, columns, lane,
-      [&]<bool kTail>(int, const Vector<T>& mine, const Vector<T>& others) {
-        running.add(mine);
-        if constexpr (Kind::kHasTeacher) teacher_running.add(others);
-      });
+  if constexpr (Strip::kShifted) {
+    // Word by word: all but the first eight, which the strip before has a part in, then those of
+    // the first and of the last that are this strip's, a lane each.
+    const int rounds = (columns + kWarpColumns - 1) / kWarpColumns;
+    const auto add = [&](int i) {
+      running.add(student.words_at(i));
+      if constexpr (Kind::kHasTeacher) teacher_running.add(teacher.words_at(i));
+    };
+    add(max(lane, 1) * kLaneColumns);
+    in_groups<Kind::kRoundsOfMax>(
+        rounds,
+        [&]<int k>(int first) {
+#pragma unroll
+          for (int r = 0; r < k; ++r) add((first + r) * kWarpColumns + lane * kLaneColumns);
+        },
+        1);
+    const int i = lane % kLaneColumns, end = i < student.shift ? rounds * kWarpColumns : 0;
+    running.add(student.data[end + i]);
+    if constexpr (Kind::kHasTeacher) teacher_running.add(teacher.data[end + i]);
+  } else {
+    for_each_vector<Kind, Kind::kRoundsOfMax>(
+        student, teacher, columns, lane,
+        [&]<bool kTail>(int, const Vector<T>& mine, const Vector<T>& others) {
+          running.add(mine);
+          if constexpr (Kind::kHasTeacher) teacher_running.add(others);
+        });
+  }
   StripMaxima most{warp_max(running.value()), minus_infinity<float>()};
   if constexpr (Kind::kHasTeacher) most.teacher = warp_max(teacher_running.value());
   return most;

@@ -10,7 +10,8 @@ namespace ullage::lossk::cuda {
 // Adjacent columns where the caller put them; kAligned: on a 16-byte boundary.
 template <class T, bool kAligned_>
 struct StreamedStrip {
-  static constexpr bool kAligned = kAligned_, kKept = false, kPadded = false;
+  static constexpr bool kAligned = kAligned_, kKept = false, kShifted = false, kPadded = false;
+  static constexpr int kMostRounds = kAligned ? kMaxRounds : 1;
   const T* data;
 
   __device__ Vector<T> load(int column) const {
