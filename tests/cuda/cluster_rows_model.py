@@ -9,8 +9,6 @@ the protocol goes here first. usage: cluster_rows_model.py [RUNS]
 import random
 import sys
 
-TERMS_WARPS = 2
-
 
 class Hazard(Exception):
     pass
@@ -85,12 +83,15 @@ class Cluster:
         self.rows, self.has_extras, self.gradient, self.sends_all = rows, extras, gradient, sends_all
         self.slots, self.tables, self.ids = slots, tables * groups, 1
         self.ahead = min(2 * groups, slots)
+        while blocks == 1 and self.tables < self.ahead + slots:
+            self.tables *= 2
         # Extras of a family's own do, those that are asked for do not.
         self.looks_ahead = extras and slots >= 3 * groups and seed % 2 == 0
         self.arrivals = -(-slots // groups) * groups
         while self.ids < 2 * self.slots + self.tables:
             self.ids *= 2
-        self.ends = max(groups, TERMS_WARPS)
+        self.terms_warps = 3 if blocks == 1 else 2
+        self.ends = max(groups, self.terms_warps)
         self.ends_told = 0
         self.block = [Block(self) for _ in range(blocks)]
         self.under_way = []  # what arrives later
@@ -155,15 +156,6 @@ class Cluster:
             else:
                 self.under_way.append(lambda x=x: put(x, lambda barrier: barrier.complete(8)))
         yield None
-
-    def feed_warp(self, x):
-        arrival, i = Cursor(self.arrivals), 0
-        while self.ends_told < self.ends:
-            if i >= self.ahead:
-                yield from self.wait(x.loaded[arrival.at], arrival.parity)
-                arrival.advance()
-            yield from self.tell(i)
-            i += 1
 
     def load_warp(self, x, feeds):
         told_by_peer = self.blocks > 1
@@ -312,8 +304,8 @@ class Cluster:
                 x.word[self.table(i)] = i
             x.word_there[self.table(i)].arrive()
             self.done.append((x, i))
-            counts = yield from self.wait_for_id(x, i + TERMS_WARPS)
-            i += TERMS_WARPS
+            i += self.terms_warps
+            counts = yield from self.wait_for_id(x, i)
 
     # The scheduler.
 
@@ -321,9 +313,9 @@ class Cluster:
         warps = []
         for me, x in enumerate(self.block):
             warps += [self.column_warp(x, group, warp) for group in range(self.groups) for warp in range(self.row_warps)]
-            warps += [self.terms_warp(x, warp) for warp in range(TERMS_WARPS)]
-            warps.append(self.load_warp(x, feeds=self.blocks > 1 and me == 0))
-            warps.append(self.feed_warp(x) if self.blocks == 1 else self.send_warp(x, me))
+            warps += [self.terms_warp(x, warp) for warp in range(self.terms_warps)]
+            warps.append(self.load_warp(x, feeds=me == 0))
+            warps += [self.send_warp(x, me)] if self.blocks > 1 else []
         waits_for = dict.fromkeys(warps)
         step = 0
         while waits_for:

@@ -2,8 +2,7 @@
 // strips of `slots` rows. One read of the logits (and of the teacher), one write of the gradient.
 //
 //   the load warp      bulk copies of the rows to come, each as soon as its slot is free. Of the
-//                      first block: tells every block which row is next; a block alone has a warp
-//                      of its own for that
+//                      first block: tells every block which row is next
 //   the column warps   each its span of strips: the sums of the next row -> the block's table; the
 //                      gradient of this row, from shared memory to global; the extras of the next
 //                      row, where there are some. Short rows and rows that are only summed: groups
@@ -30,6 +29,11 @@
 //                   i + 2 slots + t - 2 g and so has emptied the slot of row i + slots + t - 2 g,
 //                   which every block had a part in that had emptied the slot of row i and had its
 //                   word
+//
+// The terms' warps wait for sums by the parity of their table's barrier, and must not take those of
+// t rows before for a row's own. In a cluster, one of two evaluates all rows of a group, which sums
+// none before it has the word of row i - t. In a block alone, with three, there are as many tables
+// as rows can be on the way, its slots and those told ahead.
 //
 // tests/cuda/cluster_rows_model.py runs all this under random schedulers: change it there first.
 #pragma once
@@ -84,14 +88,12 @@ __global__ void __launch_bounds__((kMaxColumnWarps + kOtherWarps) * 32, 1)
   const int other = warp - p.row_warps * p.groups;
   if (other < 0) {
     run_column_warp(shared, warp, lane);
-  } else if (other < kTermsWarps) {
-    TermsWarp<Kind>(shared, other, lane).run();
-  } else if (other == kTermsWarps) {
-    LoadWarp<Kind>(shared, lane).run(ptx::cluster_size() > 1 && ptx::cluster_rank() == 0);
-  } else if (ptx::cluster_size() > 1) {
-    SendWarp<Kind>(shared, lane).run();
+  } else if (other == 0) {
+    LoadWarp<Kind>(shared, lane).run(ptx::cluster_rank() == 0);
+  } else if (other <= p.terms_warps) {
+    TermsWarp<Kind>(shared, other - 1, lane).run();
   } else {
-    RowFeed<Kind>(shared, lane).run();
+    SendWarp<Kind>(shared, lane).run();
   }
   __syncwarp();
   ptx::cluster_sync();  // a peer may still send to this block

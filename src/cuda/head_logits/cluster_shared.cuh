@@ -48,7 +48,7 @@ struct ClusterShared {
 
   // How often it is told that there is no row: every group of column warps and every warp for the
   // terms waits for one of its own.
-  __device__ int ends() const { return max(p.groups, kTermsWarps); }
+  __device__ int ends() const { return max(p.groups, p.terms_warps); }
 
   __device__ std::byte* slot(int i) const { return base + int64_t{i} * p.slot_bytes; }
   // `i`: of the cluster's rows, this is the i-th. Tables, groups and ids are powers of two.

@@ -48,6 +48,7 @@ struct RowLayout {
   int warps = 1;    // a block; of a cluster's, those that share a row
   // Of a cluster's block: groups of such warps, tables of exchanged sums, places for rows' ids.
   int groups = 1, tables = 0, ids = 0;
+  int terms_warps = 0;
   int strips_per_block = 0;
   int strips_per_warp = 0;
   int slots = 0;
@@ -110,6 +111,11 @@ constexpr int64_t n_barriers(const RowLayout& layout) {
          3 * layout.groups + layout.ids;
 }
 
+// Rows that a cluster is told before any is loaded.
+constexpr int rows_told_ahead(const RowLayout& layout) {
+  return std::min(2 * layout.groups, layout.slots);
+}
+
 inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_bytes,
                            const RowWork& work, int cluster, int tables_of_group,
                            const Tuning& tuning) {
@@ -130,12 +136,15 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   }
   while (layout.warps * layout.groups * 2 <= kMaxColumnWarps && layout.groups < kMaxGroups)
     layout.groups *= 2;
-  const bool exchanged_twice = n_extras(family, work.extras) > 0;
-  layout.tables = (exchanged_twice ? 2 : tables_of_group) * layout.groups;
-  layout.table_bytes =
-      table_bytes(family, work.extras, layout.strips_per_block, layout.tables, layout.groups);
+  layout.terms_warps = kOtherWarps - (cluster > 1 ? 2 : 1);
   layout.slots =
       sums_only ? std::max(tuning.slots, layout.groups + 1) : tuning.slots * layout.groups;
+  const bool exchanged_twice = n_extras(family, work.extras) > 0;
+  layout.tables = (exchanged_twice ? 2 : tables_of_group) * layout.groups;
+  // A block's warps for the terms need not be a multiple of its groups then (cluster_rows.cuh).
+  while (cluster == 1 && layout.tables < rows_told_ahead(layout) + layout.slots) layout.tables *= 2;
+  layout.table_bytes =
+      table_bytes(family, work.extras, layout.strips_per_block, layout.tables, layout.groups);
   for (layout.ids = 1; layout.ids < 2 * layout.slots + layout.tables;) layout.ids *= 2;
   layout.in_whole_words = vocab * element_bytes % 16 == 0;
   const int64_t rounds = (int64_t{layout.cut.n_rounds} + cluster - 1) / cluster;

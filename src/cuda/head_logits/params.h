@@ -22,9 +22,10 @@ inline constexpr int kWarpColumns = 32 * kLaneColumns;  // columns a warp takes 
 inline constexpr int kMaxStrips = 256;
 inline constexpr int kMaxSections = 16;  // a cluster has at most as many blocks
 inline constexpr int kMaxColumnWarps = 16;
-// Of a cluster's block (cluster_rows.cuh): two for the terms, one for loads, one that sends or, of
-// a block alone, finds out which row is next. 20 warps can have 96 registers a lane, 21 only 80.
-inline constexpr int kTermsWarps = 2, kOtherWarps = kTermsWarps + 2;
+// Of a cluster's block (cluster_rows.cuh): one for loads, two for the terms and one that sends; a
+// block alone sends nothing, and has three for the terms. 20 warps can have 96 registers a lane, 21
+// only 80.
+inline constexpr int kOtherWarps = 4;
 inline constexpr int64_t kRowWordBytes = 112;   // what the terms' warps tell the others (RowWord)
 inline constexpr int64_t kTopKSumsBytes = 256;  // of the gather of top-k ids, at most
 struct RowCut {
@@ -143,6 +144,7 @@ struct HeadParams {
   // Of a cluster's block: warps that share a row, groups of them that take rows in turn, tables of
   // exchanged sums, places for rows' ids; all but the first powers of two.
   int row_warps = 0, groups = 1, tables = 2, ids = 0;
+  int terms_warps = 0;
   int slots = 0;                // rows that a block of a cluster holds
   int slot_bytes = 0;           // the teacher's columns included
   int matrix_bytes = 0;         // of one of them

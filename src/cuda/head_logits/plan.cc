@@ -232,6 +232,7 @@ const cuda::RowLaunch& lay_out_rows(const CudaHeadPlan::State& state, HeadParams
   p.groups = layout.groups;
   p.tables = layout.tables;
   p.ids = layout.ids;
+  p.terms_warps = layout.terms_warps;
   p.slots = layout.slots;
   p.slot_bytes = static_cast<int>(layout.slot_bytes);
   p.matrix_bytes = static_cast<int>(layout.matrix_bytes);

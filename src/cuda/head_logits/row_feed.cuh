@@ -1,4 +1,4 @@
-// Which row a cluster takes next: one warp of its first block finds out and tells every block
+// Which row a cluster takes next: the load warp of its first block finds out and tells every block
 // (cluster_rows.cuh).
 #pragma once
 
@@ -19,7 +19,7 @@ class RowFeed {
         shared_(shared),
         lane_(lane),
         blocks_(static_cast<int>(ptx::cluster_size())),
-        ahead_(min(2 * p_.groups, p_.slots)) {
+        ahead_(min(2 * p_.groups, p_.slots)) {  // rows_told_ahead
     const uint32_t here = shared.slots_start;
     to_block_ = ptx::address_in_block(here, lane < blocks_ ? lane : 0) - here;
   }
@@ -65,19 +65,6 @@ class RowFeed {
     Census& census = *p_.census;
     if (atomicAdd(&census.clusters_ended, 1) + 1 != static_cast<int>(ptx::n_clusters())) return;
     census.rows_taken = census.clusters_ended = 0;
-  }
-
-  // By a warp of its own: each row when the one `ahead` before it has come.
-  __device__ void run() {
-    RingCursor arrival;
-    for (int i = 0; ends_ < shared_.ends(); ++i) {
-      if (i >= ahead_) {
-        ptx::barrier_wait(shared_.loaded(arrival.at), arrival.parity);
-        arrival.advance(shared_.arrivals());
-      }
-      tell(i);
-    }
-    reset();
   }
 
  private:

@@ -1,4 +1,4 @@
-// A warp of a cluster's block that evaluates the terms of every kTermsWarps-th row
+// A warp of a cluster's block that evaluates the terms of one of so many rows
 // (cluster_rows.cuh).
 #pragma once
 
@@ -31,7 +31,7 @@ class TermsWarp {
     if (row.counts()) vectors.ask(p_.first_row + row.row(), row.label);
     ptx::wait_for_previous_kernel();
     const float gain = lane_ < p_.n_terms ? p_.census->gain[lane_] : 0.0f;
-    for (int i = warp_; !row.is_none(); i += kTermsWarps) {
+    for (int i = warp_; !row.is_none(); i += p_.terms_warps) {
       const int64_t at = p_.first_row + row.row();
       RowInputs in;
       FinishedRow done;
@@ -55,7 +55,7 @@ class TermsWarp {
       if (lane_ == 0) ptx::barrier_arrive(shared_.word_there(i));
       __syncwarp();
       // What the next row brings travels while this one's outputs are written.
-      const RowId next = shared_.wait_for_id(i + kTermsWarps);
+      const RowId next = shared_.wait_for_id(i + p_.terms_warps);
       if (next.counts()) vectors.ask(p_.first_row + next.row(), next.label);
       if (writes_ && row.counts()) {
         if constexpr (kOwn) write_losses<Kind>(p_, term, at, in, done, gain, lane_);
