@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/cuda_status.h"
 #include "cuda/head_logits/launch.h"
 #include "cuda/head_logits/row_kernels.h"
@@ -92,6 +94,7 @@ Status start_plain_rows(const HeadParams& params, const RowLaunch& launch, bool 
   const RowLayout& layout = launch.layout;
   const void* kernel = row_kernel(launch, params.softcap > 0);
   const auto threads = static_cast<unsigned>(threads_of(layout));
+  HeadParams rows = params;
   int64_t groups = int64_t{launch.n_multiprocessors} * (kResidentWarps / layout.warps);
   if (layout.kernel == RowKernel::kCluster) {
     ULLAGE_RETURN_IF_CUDA_FAILS(
@@ -104,9 +107,14 @@ Status start_plain_rows(const HeadParams& params, const RowLaunch& launch, bool 
     int clusters = 0;
     ULLAGE_RETURN_IF_REFUSED(count_resident_clusters(layout, kernel, clusters));
     groups = clusters;
+    // Few enough that all are done at nearly the same time.
+    if (layout.cluster == 1) {
+      rows.rows_at_a_time =
+          static_cast<int>(std::clamp<int64_t>(params.n_rows / (64 * groups), 1, 8));
+    }
   }
   if (groups > params.n_rows) groups = params.n_rows;
-  return start(name_of(layout.kernel).data(), kernel, params,
+  return start(name_of(layout.kernel).data(), kernel, rows,
                static_cast<unsigned>(groups * layout.cluster), threads, layout.shared_bytes,
                layout.kernel == RowKernel::kCluster ? layout.cluster : 0, early, stream);
 }

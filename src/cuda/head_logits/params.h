@@ -115,7 +115,7 @@ struct Census {
   double scalars[kMaxTerms];
   float gain[kMaxTerms];  // upstream * weight / divisor
   unsigned finished;      // blocks of the last kernel that wrote their scalar
-  int rows_taken;         // of the row kernel, beyond those that its clusters start with
+  unsigned rows_taken;    // of the row kernel, beyond those that its clusters start with
   int clusters_ended;
 };
 
@@ -145,6 +145,7 @@ struct HeadParams {
   // exchanged sums, places for rows' ids; all but the first powers of two.
   int row_warps = 0, groups = 1, tables = 2, ids = 0;
   int terms_warps = 0;
+  int rows_at_a_time = 1;       // that a cluster takes
   int slots = 0;                // rows that a block of a cluster holds
   int slot_bytes = 0;           // the teacher's columns included
   int matrix_bytes = 0;         // of one of them
