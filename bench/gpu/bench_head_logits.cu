@@ -287,7 +287,8 @@ class Shapes {
     if (forward + reverse + mixture > 1) return cuda::Family::kMixed;
     if (mixture) return cuda::Family::kJensenShannon;
     if (forward) return cuda::Family::kForward;
-    return reverse ? cuda::Family::kReverse : cuda::Family::kLabels;
+    if (reverse) return cuda::Family::kReverse;
+    return mix.entropy ? cuda::Family::kEntropy : cuda::Family::kLabels;
   }
 
   static void print(const Record& r) {

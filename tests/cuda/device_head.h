@@ -27,6 +27,7 @@ struct DeviceOptions {
   bool in_place = false;
   bool accumulate = false;  // over a gradient of halves
   bool row_outputs = true;
+  bool entropy = true, argmax = true;  // among them; policy metrics need the entropy
   bool statistics = false;  // of a shard: shift, log_sum, label_log_prob, distance and entropy
   int64_t first_row = 0, n_rows = -1;  // -1: all
   Placement logits = {}, teacher = {}, gradient_at = {};
@@ -176,7 +177,7 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
                                   const reference::HeadInputs& in, DeviceOptions options) {
   DeviceResult result;
   const bool shard = given_config.options.group_vocab > 0;
-  const bool metrics_wanted = !options.statistics;
+  const bool metrics_wanted = !options.statistics && options.entropy;
   options.gradient &= !options.statistics;
   lossk::HeadConfig config = given_config;
   for (lossk::Teacher& teacher : config.teachers) teacher.dtype = options.dtype;
@@ -249,11 +250,11 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
     if (lossk::smooths_labels(config)) outputs.distance = vector(distance);
     if (!in.labels.empty()) outputs.label_log_prob = vector(log_prob);
   }
-  if (options.row_outputs) outputs.entropy = vector(entropy);
+  if (options.row_outputs && options.entropy) outputs.entropy = vector(entropy);
   if (options.row_outputs && metrics_wanted) {
     outputs.policy_metrics = {metrics.data<lossk::PolicyMetrics>(), n_terms};
   }
-  if (options.row_outputs && !shard) {
+  if (options.row_outputs && options.argmax && !shard) {
     outputs.argmax = {argmax.data<int64_t>(), rows};
     if (!in.labels.empty()) outputs.correct = {correct.data<uint8_t>(), rows};
   }
@@ -277,9 +278,11 @@ inline DeviceResult run_on_device(const lossk::HeadConfig& given_config,
     result.log_sum = doubles_of(log_sum);
     result.distance = doubles_of(distance);
     result.label_log_prob = doubles_of(log_prob);
-    result.entropy = doubles_of(entropy);
-    result.argmax = argmax.read<int64_t>();
-    result.correct = correct.read<uint8_t>();
+    if (options.entropy) result.entropy = doubles_of(entropy);
+    if (options.argmax) {
+      result.argmax = argmax.read<int64_t>();
+      result.correct = correct.read<uint8_t>();
+    }
     result.policy_metrics = metrics.read<lossk::PolicyMetrics>();
   }
   if (options.gradient) {

@@ -35,6 +35,10 @@ inline double lane_rounds(int64_t vocab) {
 // then 4 over a section's strips and 4 over the sections.
 inline double sum_depth(int64_t vocab) { return 3 + lane_rounds(vocab) + 5 + 4 + 4; }
 
+// A strip's sums are brought to the section's maximum, the section's to the row's: each such step
+// is a power of two more that they are multiplied by.
+inline constexpr int kSteps = 2;
+
 // Of sums of products, which a lane adds up column by column.
 inline double product_sum_depth(int64_t vocab) { return 8 * lane_rounds(vocab) + 5 + 4 + 4; }
 
@@ -50,9 +54,7 @@ struct SoftmaxError {
     double sum = 0;
     for (int64_t j = 0; j < vocab; ++j) sum += std::exp(scale * (x[j] - max));
     log_sum = std::log(sum);
-    // Each step, to the section's and to the row's maximum, is one more power of two.
-    const double steps = 2;
-    double d_sum = (depth + 4 + steps) * kUnit + steps * kExp2;
+    double d_sum = (depth + 4 + kSteps) * kUnit + kSteps * kExp2;
     std::vector<double> relative;
     for (int64_t j = 0; j < vocab; ++j) {
       const double a = scale * (x[j] - max);
@@ -84,12 +86,19 @@ struct SoftmaxError {
     return kLn2 * d_u[j] + d_log_sum + 3 * kUnit * (std::abs(kLn2 * u[j]) + std::abs(log_sum));
   }
   // sum_j q_j |w_j|-like sums: sum of weight * value with the weights' and the values' errors.
+  //
+  // Where the first pass forms sum 2^u u, from each strip's reference, a step makes it
+  // 2^by (sum 2^u u + by sum 2^u): the two have one sign, so an fma and a product round what they
+  // come to, beside the power of two. |u| from a strip's reference and the |by| add up to |u| from
+  // the row's, so that the roundings of all of them are within d_u; and sum 2^u has fewer
+  // additions than product_depth counts.
   double entropy_error() const {
     double error = d_log_sum + 4 * kUnit * std::abs(log_sum);
     for (size_t j = 0; j < q.size(); ++j) {
       if (q[j] <= 0) continue;
       error += d_q[j] * std::abs(kLn2 * u[j]) + q[j] * kLn2 * d_u[j] +
-               (product_depth + 2) * kUnit * q[j] * std::abs(kLn2 * u[j]);
+               ((product_depth + 2 + 2 * kSteps) * kUnit + kSteps * kExp2) * q[j] *
+                   std::abs(kLn2 * u[j]);
     }
     return 1.02 * error;
   }

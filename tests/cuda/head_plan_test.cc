@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/head_logits/config.h"
+#include "cuda/head_logits/open_rows.h"
 #include "ullage/lossk/cuda_head.h"
 
 namespace ullage::lossk {
@@ -143,6 +144,8 @@ TEST(CudaHeadPlan, ThreeRowsOfTheUsualVocabulariesAreUnderWay) {
   } cases[] = {
       {32768, cuda::Family::kLabels, 1},         {128256, cuda::Family::kLabels, 4},
       {151936, cuda::Family::kLabels, 4},        {262144, cuda::Family::kLabels, 8},
+      {32768, cuda::Family::kEntropy, 1},        {128256, cuda::Family::kEntropy, 4},
+      {151936, cuda::Family::kEntropy, 4},       {262144, cuda::Family::kEntropy, 8},
       {32768, cuda::Family::kForward, 2},        {128256, cuda::Family::kForward, 8},
       {151936, cuda::Family::kForward, 8},       {262144, cuda::Family::kForward, 16},
       {128256, cuda::Family::kJensenShannon, 8}, {151936, cuda::Family::kJensenShannon, 8}};
@@ -162,6 +165,73 @@ TEST(CudaHeadPlan, ThreeRowsOfTheUsualVocabulariesAreUnderWay) {
     EXPECT_EQ(forward->cluster, each.cluster) << each.vocab;
     EXPECT_EQ(forward->slots, cuda::kSlots) << each.vocab;
   }
+}
+
+// Its own kernels where nothing else of a second pass is asked for and no dense teacher is there;
+// rows are cut as without it, so that their losses have the same bits.
+TEST(CudaHeadPlan, SumsTheEntropyAloneInTheFirstPass) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (int64_t vocab = 1; vocab < 300'000; vocab += 1 + vocab / 7) {
+      const cuda::RowCut labels = cuda::cut_of(vocab, size_of(dtype), cuda::Family::kLabels);
+      const cuda::RowCut entropy = cuda::cut_of(vocab, size_of(dtype), cuda::Family::kEntropy);
+      EXPECT_EQ(labels.n_strips, entropy.n_strips) << vocab;
+      EXPECT_EQ(labels.strips_per_section, entropy.strips_per_section) << vocab;
+    }
+  }
+
+  constexpr int64_t kRows = 8, kVocab = 32000;
+  std::vector<float> rows(kRows);
+  std::vector<int64_t> ids(kRows);
+  std::vector<PolicyMetrics> metrics(1);
+  const VectorView given{rows.data(), DType::kF32, kRows, 1};
+  Outputs nothing, entropy, argmax, both, of_policy;
+  entropy.entropy = both.entropy = {rows.data(), DType::kF32, kRows, 1};
+  argmax.argmax = both.argmax = {ids.data(), ids.size()};
+  of_policy.policy_metrics = metrics;
+  HeadConfig smoothed = cross_entropy(), policy = cross_entropy();
+  smoothed.terms[0].label_smoothing = 0.1;
+  policy.terms[0].kind = LossKind::kGrpo;
+  HeadConfig top_k = distillation(kVocab, Divergence::kForwardKl);
+  top_k.teachers[0] = {.kind = TeacherKind::kTopK, .k = 20};
+  const HeadConfig forward = distillation(kVocab, Divergence::kForwardKl);
+
+  Inputs inputs;
+  CudaHeadOptions options;
+  const auto launch_of = [&](const HeadConfig& config, const Outputs& outputs) {
+    Request request = bf16();
+    request.entropy = request.policy_metrics = true;
+    const auto plan = plan_cuda({kRows, 0, kVocab}, config, request, options);
+    EXPECT_TRUE(plan.ok()) << plan.status().to_string();
+    inputs.teachers.resize(config.teachers.size());
+    std::vector<std::byte> workspace(static_cast<size_t>(plan->workspace_bytes()));
+    return cuda::open_rows(*plan, inputs, outputs, workspace.data()).launch;
+  };
+  const auto family_of = [&](const HeadConfig& config, const Outputs& outputs) {
+    return launch_of(config, outputs).family;
+  };
+  EXPECT_EQ(family_of(cross_entropy(), nothing), cuda::Family::kLabels);
+  EXPECT_EQ(family_of(cross_entropy(), entropy), cuda::Family::kEntropy);
+  EXPECT_EQ(family_of(cross_entropy(), argmax), cuda::Family::kLabels);
+  EXPECT_EQ(family_of(cross_entropy(), both), cuda::Family::kLabels);
+  EXPECT_EQ(family_of(smoothed, entropy), cuda::Family::kLabels);
+  EXPECT_EQ(family_of(policy, of_policy), cuda::Family::kEntropy);
+  EXPECT_EQ(family_of(top_k, entropy), cuda::Family::kEntropy);
+  EXPECT_EQ(family_of(forward, entropy), cuda::Family::kForward);
+
+  const cuda::RowLaunch kept = launch_of(cross_entropy(), entropy);
+  EXPECT_EQ(kept.layout.kernel, cuda::RowKernel::kCluster);
+  EXPECT_EQ(kept.layout.slots, cuda::kSlots);
+  inputs.logits = {rows.data() + 1, DType::kBF16, kRows, kVocab, kVocab};  // in no whole words
+  const cuda::RowLaunch streamed = launch_of(cross_entropy(), entropy);
+  EXPECT_EQ(streamed.layout.kernel, cuda::RowKernel::kStreamed);
+  EXPECT_EQ(streamed.family, cuda::Family::kEntropy);
+  inputs.logits = {};
+  options.device.compute_capability = 80;
+  const cuda::RowLaunch ampere = launch_of(cross_entropy(), entropy);
+  EXPECT_EQ(ampere.layout.kernel, cuda::RowKernel::kStreamed);
+  EXPECT_EQ(ampere.family, cuda::Family::kEntropy);
+  inputs.group_entropy = given;  // it is known
+  EXPECT_EQ(family_of(cross_entropy(), entropy), cuda::Family::kLabels);
 }
 
 TEST(CudaHeadPlan, RefusesWhatItsKernelsDoNotTake) {

@@ -77,7 +77,8 @@ __global__ void __launch_bounds__((kMaxColumnWarps + kOtherWarps) * 32, 1)
   const ClusterShared<Kind> shared{
       .p = p,
       .base = cluster_shared,
-      .n_extras = wants_extra(p) ? kExtras<Kind::kFamily> : kOwnExtras<Kind::kFamily>,
+      .n_extras =
+          wants_extra<Kind::kFamily>(p) ? kExtras<Kind::kFamily> : kOwnExtras<Kind::kFamily>,
       .slots_start = start,
       .barriers = start + static_cast<uint32_t>(p.slots * p.slot_bytes + p.table_bytes +
                                                 p.tables * kRowWordBytes)};

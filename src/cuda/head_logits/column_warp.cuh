@@ -220,7 +220,7 @@ __device__ inline void run_column_warp(const ClusterShared<Kind>& shared, int wa
     }
   };
   // With nothing beside it.
-  const bool alone = !wants_extra(p) && !p.accumulate && same_shift<Kind>(p) &&
+  const bool alone = !wants_extra<Kind::kFamily>(p) && !p.accumulate && same_shift<Kind>(p) &&
                      (p.gradient != nullptr || kOwnExtras<Kind::kFamily> == 0);
   if (p.in_whole_words) {
     alone ? run_alone.template operator()<Placement::kInWords>()

@@ -27,7 +27,7 @@ constexpr std::string_view name_of(RowKernel kernel) {
 // What a launch does with its rows; without a gradient and without extras it only sums them.
 struct RowWork {
   Family family = Family::kLabels;
-  bool extras = false;  // entropy, arg max or smoothed labels
+  bool extras = false;  // arg max, smoothed labels, or the entropy beside other sums
   bool gradient = true;
 
   constexpr bool sums_only() const { return !gradient && n_extras(family, extras) == 0; }
@@ -75,7 +75,7 @@ constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit -
 // of the 16 warps of the 4, 8 or 16 blocks that hold 151936 columns finds one. Rows for fewer than
 // 16 warps: of four.
 constexpr RowCut cut_of(int64_t vocab, int64_t element_bytes, Family family) {
-  const int64_t column_bytes = element_bytes * (family == Family::kLabels ? 1 : 2);
+  const int64_t column_bytes = element_bytes * (has_teacher(family) ? 2 : 1);
   RowCut cut;
   cut.n_rounds = static_cast<int>((vocab + kWarpColumns - 1) / kWarpColumns);
   for (; cut.n_strips < kMaxStrips; cut.n_strips *= 2, ++cut.log2_strips) {
@@ -149,7 +149,7 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   layout.in_whole_words = vocab * element_bytes % 16 == 0;
   const int64_t rounds = (int64_t{layout.cut.n_rounds} + cluster - 1) / cluster;
   layout.matrix_bytes = rounds * kWarpColumns * element_bytes + (layout.in_whole_words ? 0 : 16);
-  layout.slot_bytes = layout.matrix_bytes * (family == Family::kLabels ? 1 : 2);
+  layout.slot_bytes = layout.matrix_bytes * (has_teacher(family) ? 2 : 1);
   layout.shared_bytes = layout.slots * layout.slot_bytes + layout.table_bytes +
                         layout.tables * (kRowWordBytes + 4) + n_barriers(layout) * 8 +
                         layout.ids * 8;

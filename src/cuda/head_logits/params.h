@@ -37,22 +37,29 @@ struct RowCut {
 
 // What the row kernel sums besides the softmax of the logits, fixed when it is compiled.
 enum class Family : int {
-  kLabels,         // no dense teacher
+  kLabels,         // no dense teacher: nothing
   kForward,        // sum p ln q or sum p ln (q / p): distillation by cross-entropy or by forward KL
   kReverse,        // sum q ln(q / p)
   kMixed,          // several divergences together: one more pass over the row
   kJensenShannon,  // sum p ln(p / m) and sum q ln(q / m) of a mixture m: one more pass as well
+  kEntropy,        // no dense teacher: sum q ln q, of a run that asks for no other extra
 };
-inline constexpr int kFamilies = 5;
+inline constexpr int kFamilies = 6;
 
+constexpr bool has_teacher(Family family) {
+  return family != Family::kLabels && family != Family::kEntropy;
+}
+// Whether the first pass sums logarithms beside the exponentials.
+constexpr bool has_log_sum(Family family) {
+  return family == Family::kForward || family == Family::kReverse || family == Family::kEntropy;
+}
 // Values that a strip brings to the two exchanges of a row (row_sums.cuh).
 constexpr int n_sums(Family family) {
-  return family == Family::kLabels                                      ? 2
-         : family == Family::kMixed || family == Family::kJensenShannon ? 4
-                                                                        : 5;
+  return (has_teacher(family) ? 4 : 2) + (has_log_sum(family) ? 1 : 0);
 }
 // `asked_for`: with the entropy, the smoothing and the arg max, which few ask for.
 constexpr int n_extras(Family family, bool asked_for) {
+  if (family == Family::kEntropy) return 0;
   const int own = family == Family::kMixed ? 5 : family == Family::kJensenShannon ? 2 : 0;
   return own + (asked_for ? 3 : 0);
 }
@@ -63,7 +70,7 @@ struct RowKind {
   using Element = T;
   static constexpr Family kFamily = kFamily_;
   static constexpr bool kSoftcap = kSoftcap_;
-  static constexpr bool kHasTeacher = kFamily_ != Family::kLabels;
+  static constexpr bool kHasTeacher = has_teacher(kFamily_), kHasLogSum = has_log_sum(kFamily_);
   // Rounds whose columns a lane holds at a time, where they are whole; while it looks for maxima,
   // which takes few instructions.
   static constexpr int kRoundsOfMax = sizeof(T) == 2 ? 5 : kHasTeacher ? 1 : 2;

@@ -38,6 +38,18 @@ enum SliceName {
   kSlices,
 };
 
+// What runs ask for beside losses and the gradient.
+enum Asked {
+  kNothing,
+  kEntropyAlone,
+  kOthers,  // arg max or smoothed labels, with the entropy or without
+  kAsked,
+};
+// `streamed`: for rows that lie on no 16-byte boundary where `usual` takes whole words.
+struct Launches {
+  cuda::RowLaunch usual, streamed;
+};
+
 struct CudaHeadPlan::State {
   Shape shape;
   HeadConfig config;
@@ -48,9 +60,7 @@ struct CudaHeadPlan::State {
   WorkspaceSlice slices[kSlices];
   int64_t workspace_bytes = 0;
   int n_sequence_terms = 0;
-  // For runs that ask for nothing of a second pass over the row, for those that do, and for rows
-  // that lie on no 16-byte boundary where the first two take whole words.
-  cuda::RowLaunch launch, launch_with_extras, launch_streamed;
+  Launches launches[kAsked];
 };
 
 namespace {
@@ -216,13 +226,16 @@ bool in_whole_words(const void* data, int64_t row_stride, int64_t element_bytes)
 
 // The launch that takes these rows; its layout into `p`.
 const cuda::RowLaunch& lay_out_rows(const CudaHeadPlan::State& state, HeadParams& p) {
-  const bool extras = p.wants_entropy || p.wants_argmax || p.wants_smoothing;
-  const cuda::RowLaunch* launch = extras ? &state.launch_with_extras : &state.launch;
+  const Asked asked = p.wants_argmax || p.wants_smoothing ? kOthers
+                      : p.wants_entropy                   ? kEntropyAlone
+                                                          : kNothing;
+  const Launches& launches = state.launches[asked];
+  const cuda::RowLaunch* launch = &launches.usual;
   const int64_t element_bytes = size_of(launch->dtype);
   if (launch->layout.kernel == cuda::RowKernel::kCluster && launch->layout.in_whole_words &&
       !(in_whole_words(p.logits, p.logits_stride, element_bytes) &&
         (p.teacher == nullptr || in_whole_words(p.teacher, p.teacher_stride, element_bytes)))) {
-    launch = &state.launch_streamed;
+    launch = &launches.streamed;
   }
   const cuda::RowLayout& layout = launch->layout;
   p.cut = layout.cut;
@@ -334,28 +347,32 @@ Result<CudaHeadPlan> cuda::plan_with_tuning(const Shape& shape, const HeadConfig
   state->config = config;
   state->request = request;
   const Family family = family_of(config);
-  const auto choose = [&](bool extras, std::string_view kernel,
+  const auto choose = [&](const RowWork& work, std::string_view kernel,
                           std::vector<Rejection>& rejections) -> Result<cuda::RowLaunch> {
-    Result<RowLayout> layout =
-        choose_row_layout(shape.vocab, request.input_dtype,
-                          {.family = family, .extras = extras, .gradient = request.d_logits},
-                          options.device, kernel, tuning, rejections);
+    Result<RowLayout> layout = choose_row_layout(shape.vocab, request.input_dtype, work,
+                                                 options.device, kernel, tuning, rejections);
     if (!layout) return layout.status();
-    return cuda::RowLaunch{*layout, request.input_dtype, family, options.device.n_multiprocessors};
+    return cuda::RowLaunch{*layout, request.input_dtype, work.family,
+                           options.device.n_multiprocessors};
   };
-  Result<cuda::RowLaunch> launch = choose(false, options.kernel, state->rejections);
-  if (!launch) return launch.status();
-  std::vector<Rejection> unused;
-  state->launch = *launch;
-  const Result<cuda::RowLaunch> with_extras = choose(true, "", unused);
-  const Result<cuda::RowLaunch> streamed =
-      choose(true, name_of(cuda::RowKernel::kStreamed), unused);
-  if (!with_extras) return with_extras.status();
-  if (!streamed) return streamed.status();
-  const bool is_cluster = state->launch.layout.kernel == cuda::RowKernel::kCluster;
-  state->launch_with_extras = is_cluster ? *with_extras : *streamed;
-  state->launch_streamed = *streamed;
-  state->kernel = name_of(state->launch.layout.kernel);
+  const bool gradient = request.d_logits;
+  const RowWork works[kAsked] = {{family, false, gradient},
+                                 {has_teacher(family) ? family : Family::kEntropy, true, gradient},
+                                 {family, true, gradient}};
+  const Result<cuda::RowLaunch> plain = choose(works[kNothing], options.kernel, state->rejections);
+  if (!plain) return plain.status();
+  const cuda::RowKernel kernel = plain->layout.kernel;
+  state->kernel = name_of(kernel);
+  for (int asked = 0; asked < kAsked; ++asked) {
+    std::vector<Rejection> unused;
+    const auto streamed = choose(works[asked], name_of(cuda::RowKernel::kStreamed), unused);
+    const auto usual = asked == kNothing                     ? plain
+                       : kernel == cuda::RowKernel::kCluster ? choose(works[asked], "", unused)
+                                                             : streamed;
+    if (!streamed) return streamed.status();
+    if (!usual) return usual.status();
+    state->launches[asked] = {*usual, *streamed};
+  }
   for (const LossTerm& term : config.terms)
     state->n_sequence_terms += cuda::is_sequence(term) ? 1 : 0;
   book_workspace(*state);

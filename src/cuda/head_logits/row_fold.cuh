@@ -16,7 +16,7 @@ __device__ inline void put_sums(float* table, int n, int i, const StripSums<Kind
     table[kTeacherMax * n + i] = s.teacher_max;
     table[kTeacherSum * n + i] = s.sums.teacher_sum;
   }
-  if constexpr (kSums<Kind::kFamily> > kLogSum) table[kLogSum * n + i] = s.sums.log_sum;
+  if constexpr (Kind::kHasLogSum) table[kLogSum<Kind> * n + i] = s.sums.log_sum;
 }
 template <class Kind>
 __device__ inline StripSums<Kind> sums_at(const float* table, int n, int i) {
@@ -27,7 +27,7 @@ __device__ inline StripSums<Kind> sums_at(const float* table, int n, int i) {
     s.teacher_max = table[kTeacherMax * n + i];
     s.sums.teacher_sum = table[kTeacherSum * n + i];
   }
-  if constexpr (kSums<Kind::kFamily> > kLogSum) s.sums.log_sum = table[kLogSum * n + i];
+  if constexpr (Kind::kHasLogSum) s.sums.log_sum = table[kLogSum<Kind> * n + i];
   return s;
 }
 
@@ -63,7 +63,7 @@ __device__ inline StripSums<Kind> section_sums(const HeadParams& p, const float*
     if constexpr (Kind::kHasTeacher) {
       section.sums.teacher_sum += __shfl_xor_sync(~0u, section.sums.teacher_sum, step);
     }
-    if constexpr (kSums<Kind::kFamily> > kLogSum) {
+    if constexpr (Kind::kHasLogSum) {
       section.sums.log_sum += __shfl_xor_sync(~0u, section.sums.log_sum, step);
     }
   }
@@ -114,6 +114,7 @@ __device__ inline RowSums row_sums(const HeadParams& p, const float* table, int 
       row.forward_kl = all.log_sum;
     }
   }
+  if constexpr (kFamily == Family::kEntropy) row.entropy = all.log_sum;
   return row;
 }
 
@@ -141,7 +142,7 @@ __device__ inline void put_strip_extras(const HeadParams& p, float* table, int n
     put(kTeacherFromMix, sums[kTeacherFromMix]);
     put(kStudentFromMix, sums[kStudentFromMix]);
   }
-  if (!kAsked || !wants_extra(p)) return;
+  if (!kAsked || !wants_extra<kFamily>(p)) return;
   const ExtraSums s = strip_extra_sums<Kind>(p, student, columns, first_column, row, lane);
   put(kEntropy<kFamily>, s.entropy);
   put(kSmooth<kFamily>, s.smooth);
@@ -173,12 +174,11 @@ __device__ inline void section_extras(const float* table, int n, int i, int per_
 // Calls act<n>() for the n extras that there are, if any.
 template <class Kind, class Act>
 __device__ inline void with_extras(const HeadParams& p, const Act& act) {
-  constexpr int kOwn = kOwnExtras<Kind::kFamily>;
-  if (wants_extra(p)) {
-    act.template operator()<kExtras<Kind::kFamily>>();
-  } else if constexpr (kOwn > 0) {
-    act.template operator()<kOwn>();
+  constexpr Family kFamily = Kind::kFamily;
+  if constexpr (kExtras<kFamily> > 0) {
+    if (wants_extra<kFamily>(p)) return act.template operator()<kExtras<kFamily>>();
   }
+  if constexpr (kOwnExtras<kFamily> > 0) act.template operator()<kOwnExtras<kFamily>>();
 }
 
 // As fold_strips, of extras.
@@ -219,7 +219,7 @@ __device__ inline void add_extras(const HeadParams& p, const float* table, int n
       row.reverse_kl = own[kMixedReverse];
     }
   }
-  if (!wants_extra(p)) return;
+  if (!wants_extra<kFamily>(p)) return;
   row.entropy = warp_sum(mine(kEntropy<kFamily>));
   row.smooth = warp_sum(mine(kSmooth<kFamily>));
   row.argmax = __reduce_min_sync(

@@ -42,7 +42,7 @@ __device__ inline float gradient_of_column(const HeadParams& p, const RowSums& r
                                            const LogRatio& log_ratio, float x, float t, int i) {
   using ullage::cuda::ptx::exp2_approx;
   const float u = fmaf(x, p.log2_scale, -row.reference);
-  if constexpr (kFamily == Family::kLabels) {
+  if constexpr (!kHasTeacher<kFamily>) {
     return scales.student * exp2_approx(u);
   } else {
     const float v = fmaf(t, p.teacher_log2_scale, -row.teacher_reference);
@@ -79,7 +79,7 @@ __device__ inline void gradient_of_columns(const HeadParams& p, const RowSums& r
   const LogRatio log_ratio(row);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float teacher = kFamily == Family::kLabels ? 0.0f : t[i];
+    const float teacher = kHasTeacher<kFamily> ? t[i] : 0.0f;
     g[i] = gradient_of_column<kFamily>(p, row, c, scales, log_ratio, x[i], teacher, i + kPhase);
   }
 }

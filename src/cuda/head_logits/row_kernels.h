@@ -31,6 +31,8 @@ const void* kernel_of(Family family, bool softcap) {
       return of_family.template operator()<Family::kMixed>();
     case Family::kJensenShannon:
       return of_family.template operator()<Family::kJensenShannon>();
+    case Family::kEntropy:
+      return of_family.template operator()<Family::kEntropy>();
   }
   return nullptr;
 }

@@ -21,16 +21,22 @@ __device__ inline float float_at(const RowFloats& v, int64_t i, float otherwise)
   return v.data == nullptr ? otherwise : v.data[i * v.stride];
 }
 
+template <Family kFamily>
+inline constexpr bool kHasTeacher = has_teacher(kFamily);
+
 // What a strip, a section and a row bring to the first exchange: values and their order in it.
 enum SumPartial : int {
   kMax = 0,         // max x
   kSum = 1,         // sum 2^u
   kTeacherMax = 2,  // with a teacher
   kTeacherSum = 3,  // sum 2^v
-  kLogSum = 4,      // kForward: sum 2^v u or sum 2^v (u - v); kReverse: sum 2^u (u - v)
 };
 template <Family kFamily>
 inline constexpr int kSums = n_sums(kFamily);
+// Then, where there is one: kForward: sum 2^v u or sum 2^v (u - v); kReverse: sum 2^u (u - v);
+// kEntropy: sum 2^u u.
+template <class Kind>
+inline constexpr int kLogSum = kSums<Kind::kFamily> - 1;
 
 // And to the second, after a further pass over the row: what a family needs of its own, over
 // normalised p and q (kJensenShannon: times sum 2^u) and in base-2 logarithms,
@@ -56,8 +62,10 @@ inline constexpr int kArgmax = kEntropy<kFamily> + 2;
 template <Family kFamily>
 inline constexpr int kExtras = n_extras(kFamily, true);
 
+template <Family kFamily>
 __device__ inline bool wants_extra(const HeadParams& p) {
-  return p.wants_entropy || p.wants_argmax || p.wants_smoothing;
+  return kExtras<kFamily> > kOwnExtras<kFamily> &&
+         (p.wants_entropy || p.wants_argmax || p.wants_smoothing);
 }
 
 // The row's totals; the same in every lane of every warp that evaluates its terms.
@@ -139,6 +147,9 @@ struct RelativeSums {
       }
       teacher_sum = part(teacher_weight, teacher_sum);
     }
+    if constexpr (Kind::kFamily == Family::kEntropy) {
+      log_sum = part(weight, fmaf(by, sum, log_sum));
+    }
     sum = part(weight, sum);
   }
 };
@@ -146,9 +157,13 @@ struct RelativeSums {
 // Those of all lanes.
 template <class Kind>
 __device__ inline RelativeSums<Kind> warp_sum(const RelativeSums<Kind>& mine) {
-  if constexpr (!Kind::kHasTeacher) {
+  if constexpr (Kind::kFamily == Family::kLabels) {
     return {warp_sum(mine.sum)};
-  } else if constexpr (kSums<Kind::kFamily> > kLogSum) {
+  } else if constexpr (Kind::kFamily == Family::kEntropy) {
+    float all[] = {mine.sum, mine.log_sum};
+    warp_sums(all);
+    return {all[0], 0, all[1]};
+  } else if constexpr (Kind::kHasLogSum) {
     float all[] = {mine.sum, mine.teacher_sum, mine.log_sum};
     warp_sums(all);
     return {all[0], all[1], all[2]};
@@ -262,6 +277,13 @@ __device__ inline void add_columns(const HeadParams& p,
     e[i] = exp2_approx(x[i]);
   }
   sums.sum += tree_sum(e);
+  // Columns without probability are left out: 0 * log 0 is 0.
+  if constexpr (Kind::kFamily == Family::kEntropy) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (e[i] > 0) sums.log_sum = fmaf(e[i], x[i], sums.log_sum);
+    }
+  }
   if constexpr (Kind::kHasTeacher) {
     float t[8], et[8];
     unpack(teacher, t);
@@ -271,7 +293,6 @@ __device__ inline void add_columns(const HeadParams& p,
       et[i] = exp2_approx(t[i]);
     }
     sums.teacher_sum += tree_sum(et);
-    // Columns without probability are left out: 0 * log 0 is 0.
     if constexpr (Kind::kFamily == Family::kForward) {
       // 1, or 0 for a cross-entropy.
       const float with_teacher = p.wants_cross ? 0.0f : 1.0f;
@@ -350,7 +371,8 @@ __device__ inline StripSums<Kind> strip_sums(const HeadParams& p, const Strip& s
   return total;
 }
 
-// Entropy, arg max and label smoothing: asked for by few, so they take a pass of their own.
+// Arg max, label smoothing and, beside those or a teacher, the entropy: asked for by few, so they
+// take a pass of their own.
 struct ExtraSums {
   float entropy = 0, smooth = 0;
   int argmax = 0x7fffffff;

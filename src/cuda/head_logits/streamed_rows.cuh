@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
       fold_strips<Kind>(p, sums, n_strips, section_table, lane);
       total = row_sums<Kind>(p, section_table, n_sections, lane);
     }
-    if (kOwnExtras<Kind::kFamily> > 0 || wants_extra(p)) {
+    if (kOwnExtras<Kind::kFamily> > 0 || wants_extra<Kind::kFamily>(p)) {
       if (threadIdx.x == 0) word.sums = total;
       __syncthreads();
       for (int s = first; s < last; ++s) {
