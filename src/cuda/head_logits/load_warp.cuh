@@ -29,6 +29,7 @@ class LoadWarp {
     RowFeed<Kind> feed(shared_, lane_);
     for (int i = 0; feeds && i < feed.ahead(); ++i) feed.tell(i);
     RingCursor slot, arrival;
+    Slice student{}, teacher{};
     for (int i = 0, ends = 0; ends < shared_.ends(); ++i) {
       const RowId row = shared_.wait_for_id(i);
       __syncwarp();
@@ -36,8 +37,16 @@ class LoadWarp {
         ptx::barrier_expect(shared_.id_there(i), sizeof(RowId));
       }
       ends += row.is_none();
+      // Its ends are asked for before its slot is waited for.
+      if (row.counts()) {
+        student = slice_of(p_.logits, p_.logits_stride, row.row());
+        if (Kind::kHasTeacher) teacher = slice_of(p_.teacher, p_.teacher_stride, row.row());
+      }
       // A row that there is not comes for each group of column warps.
-      if (ends <= p_.groups) bring(row, i, slot, shared_.loaded(arrival.at));
+      if (ends <= p_.groups) {
+        if (i >= p_.slots) ptx::barrier_wait(shared_.emptied(slot.at), slot.parity ^ 1);
+        bring(row.counts(), student, teacher, slot.at * p_.slot_bytes, shared_.loaded(arrival.at));
+      }
       if (feeds) feed.tell(i + feed.ahead());
       slot.advance(p_.slots);
       arrival.advance(shared_.arrivals());
@@ -46,15 +55,44 @@ class LoadWarp {
   }
 
  private:
-  __device__ void bring(const RowId& row, int i, const RingCursor& slot, uint32_t barrier) const {
-    if (i >= p_.slots) ptx::barrier_wait(shared_.emptied(slot.at), slot.parity ^ 1);
+  // A block's part of a row, from the 16-byte word on in which it begins. The words that it has a
+  // part in and no other row, `begin` to `end`, come by the copy engine; what is in others by the
+  // lanes, and -inf behind the row, over what a row of a larger shift left there: this lane's
+  // `value` to `at`, if that is not -1. In columns.
+  struct Slice {
+    const T* from;
+    int begin, end;
+    int at;
+    T value;
+  };
+  __device__ Slice slice_of(const void* matrix, int64_t row_stride, int row) const {
+    const T* const first = static_cast<const T*>(matrix) + row * row_stride + column_;
+    if (p_.in_whole_words) return {first, 0, columns_, -1, T{}};
+    const int shift = shift_of(first), row_end = shift + left_;
+    const int last_word = row_end / kPerWord<T> * kPerWord<T>;
+    Slice s{first - shift, column_ == 0 ? round_up(shift) : 0,
+            min(round_up(shift + columns_), last_word), -1, minus_infinity<T>()};
+    const int tail = lane_ - kLaneColumns, behind = max(s.begin, s.end) + tail;
+    if (lane_ >= shift && lane_ < s.begin) s.at = lane_;
+    if (s.end == last_word && tail >= 0 && tail < 2 * kPerWord<T> &&
+        behind < p_.matrix_bytes / static_cast<int>(sizeof(T))) {
+      s.at = behind;
+    }
+    if (s.at >= 0 && s.at < row_end) s.value = s.from[s.at];
+    return s;
+  }
+
+  // To `offset` of the block's shared memory, which is free.
+  __device__ void bring(bool counts, const Slice& student, const Slice& teacher, int offset,
+                        uint32_t barrier) const {
     uint32_t bytes = 0;
     if (!p_.in_whole_words) ptx::fence_async_shared();  // lanes wrote ends of the slot's row before
-    if (row.counts()) {
-      const int offset = slot.at * p_.slot_bytes;
-      bytes = load(p_.logits, p_.logits_stride, row.row(), offset, barrier);
-      if (Kind::kHasTeacher) {
-        bytes += load(p_.teacher, p_.teacher_stride, row.row(), offset + p_.matrix_bytes, barrier);
+    if (counts) {
+      bytes = copy(student, offset, barrier);
+      if (Kind::kHasTeacher) bytes += copy(teacher, offset + p_.matrix_bytes, barrier);
+      if (!p_.in_whole_words) {
+        put_end(student, offset);
+        if (Kind::kHasTeacher) put_end(teacher, offset + p_.matrix_bytes);
       }
     }
     if (lane_ == 0) {
@@ -64,41 +102,17 @@ class LoadWarp {
     }
     __syncwarp();
   }
-
-  // A slice to `offset` of the block's shared memory, from the 16-byte word on in which it begins:
-  // the words that it has a part in, by the copy engine. Returns the bytes that the engine counts
-  // on the barrier.
-  __device__ uint32_t load(const void* matrix, int64_t row_stride, int row, int offset,
-                           uint32_t barrier) const {
-    const T* const slice = static_cast<const T*>(matrix) + row * row_stride + column_;
-    int shift = 0, begin = 0, end = columns_;
-    if (!p_.in_whole_words) {
-      shift = shift_of(slice);
-      const int row_end = shift + left_;
-      begin = column_ == 0 ? round_up(shift) : 0;
-      end = min(round_up(shift + columns_), row_end / kPerWord<T> * kPerWord<T>);
-      load_ends(slice - shift, shift, begin, end, row_end, offset);
-    }
-    const auto bytes = static_cast<uint32_t>(max(end - begin, 0) * sizeof(T));
+  // Returns the bytes that the engine counts on the barrier.
+  __device__ uint32_t copy(const Slice& s, int offset, uint32_t barrier) const {
+    const auto bytes = static_cast<uint32_t>(max(s.end - s.begin, 0) * sizeof(T));
     if (lane_ == 0 && bytes > 0) {
-      ptx::bulk_load(shared_.slots_start + offset + begin * sizeof(T), slice - shift + begin, bytes,
+      ptx::bulk_load(shared_.slots_start + offset + s.begin * sizeof(T), s.from + s.begin, bytes,
                      barrier);
     }
     return bytes;
   }
-
-  // By the lanes, what lies in words that reach beyond the row, and -inf behind it: over what a row
-  // of a larger shift left there. Positions are those in the slot.
-  __device__ void load_ends(const T* from, int shift, int begin, int end, int row_end,
-                            int offset) const {
-    T* const to = reinterpret_cast<T*>(shared_.base + offset);
-    const auto put = [&](int i) { to[i] = i < row_end ? from[i] : minus_infinity<T>(); };
-    if (lane_ < begin && lane_ >= shift) put(lane_);
-    const bool ends_here = end == row_end / kPerWord<T> * kPerWord<T>;
-    const int i = max(begin, end) + lane_ - kLaneColumns, slots = p_.matrix_bytes / sizeof(T);
-    if (ends_here && lane_ >= kLaneColumns && lane_ < kLaneColumns + 2 * kPerWord<T> && i < slots) {
-      put(i);
-    }
+  __device__ void put_end(const Slice& s, int offset) const {
+    if (s.at >= 0) reinterpret_cast<T*>(shared_.base + offset)[s.at] = s.value;
   }
 
   __device__ static int round_up(int columns) { return (columns + kPerWord<T> - 1) & -kPerWord<T>; }
