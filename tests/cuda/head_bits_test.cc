@@ -174,360 +174,351 @@ TEST_F(CudaHeadBits, DoNotDependOnTheShiftOfTheirWords) {
           }
         }
         if (HasFailure()) return;
-        // The entropy is summed with the softmax, or by a second pass where arg max is asked for,
-        // and nothing else of a row hangs on that.
-        TEST_F(CudaHeadBits, AskingForTheEntropyChangesNothingElse) {
-          for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-            for (const double softcap : {0.0, 3.0}) {
-              for (const int64_t vocab : {1000, 5000, 50257, 151936}) {
-                RandomHead head = draw({"ce", "z", "grpo_1", "gspo_0"}, rng, 4, vocab, dtype);
-                head.config.options.softcap = softcap;
-                for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
-                  for (const int64_t shift : {0, 3}) {
-                    DeviceOptions options = {.dtype = dtype, .kernel = kernel, .argmax = false};
-                    options.logits = {.pad = shift, .shift = shift};
-                    const DeviceResult with_entropy =
-                        run_on_device(head.config, head.inputs, options);
-                    options.gradient = false;
-                    const DeviceResult forward = run_on_device(head.config, head.inputs, options);
-                    options.gradient = options.argmax = true;
-                    DeviceResult with_both = run_on_device(head.config, head.inputs, options);
-                    options.entropy = options.argmax = false;
-                    DeviceResult without = run_on_device(head.config, head.inputs, options);
-                    const std::string where = std::string(name_of(dtype)) + " " + kernel +
-                                              " vocab " + std::to_string(vocab) + " shift " +
-                                              std::to_string(shift);
-                    ASSERT_EQ(with_entropy.entropy.size(), 4u) << with_entropy.planned.to_string();
-                    EXPECT_EQ(bits(forward.entropy), bits(with_entropy.entropy)) << where;
-                    EXPECT_EQ(bits(forward.terms), bits(with_entropy.terms)) << where;
-                    with_both.argmax.clear();
-                    with_both.entropy = without.entropy = with_entropy.entropy;
-                    expect_same(with_entropy, without, where);
-                    expect_same(with_entropy, with_both, where + " with arg max");
-                    if (HasFailure()) return;
-                  }
-                }
-              }
-            }
+      }
+    }
+  }
+}
+
+// The entropy is summed with the softmax, or by a second pass where arg max is asked for,
+// and nothing else of a row hangs on that.
+TEST_F(CudaHeadBits, AskingForTheEntropyChangesNothingElse) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const double softcap : {0.0, 3.0}) {
+      for (const int64_t vocab : {1000, 5000, 50257, 151936}) {
+        RandomHead head = draw({"ce", "z", "grpo_1", "gspo_0"}, rng, 4, vocab, dtype);
+        head.config.options.softcap = softcap;
+        for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+          for (const int64_t shift : {0, 3}) {
+            DeviceOptions options = {.dtype = dtype, .kernel = kernel, .argmax = false};
+            options.logits = {.pad = shift, .shift = shift};
+            const DeviceResult with_entropy = run_on_device(head.config, head.inputs, options);
+            options.gradient = false;
+            const DeviceResult forward = run_on_device(head.config, head.inputs, options);
+            options.gradient = options.argmax = true;
+            DeviceResult with_both = run_on_device(head.config, head.inputs, options);
+            options.entropy = options.argmax = false;
+            DeviceResult without = run_on_device(head.config, head.inputs, options);
+            const std::string where = std::string(name_of(dtype)) + " " + kernel + " vocab " +
+                                      std::to_string(vocab) + " shift " + std::to_string(shift);
+            ASSERT_EQ(with_entropy.entropy.size(), 4u) << with_entropy.planned.to_string();
+            EXPECT_EQ(bits(forward.entropy), bits(with_entropy.entropy)) << where;
+            EXPECT_EQ(bits(forward.terms), bits(with_entropy.terms)) << where;
+            with_both.argmax.clear();
+            with_both.entropy = without.entropy = with_entropy.entropy;
+            expect_same(with_entropy, without, where);
+            expect_same(with_entropy, with_both, where + " with arg max");
+            if (HasFailure()) return;
           }
         }
+      }
+    }
+  }
+}
 
-        // A NaN, an infinity, and a row of nothing but -inf, in the last column's strip.
-        TEST_F(CudaHeadBits, TheEntropyOfNoDistributionIsNaN) {
-          for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
-            for (const bool argmax : {true, false}) {
-              for (const double bad : {double{NAN}, double{INFINITY}, -double{INFINITY}}) {
-                RandomHead head = draw({"ce"}, rng, 20, 7777, DType::kBF16);
-                head.inputs.labels[8] = 3;
-                double* const row = head.inputs.logits.data() + 8 * 7777;
-                row[7776] = bad;
-                if (std::isinf(bad) && bad < 0) std::fill(row, row + 7777, bad);
-                const DeviceResult result =
-                    run_on_device(head.config, head.inputs,
-                                  {.dtype = DType::kBF16, .kernel = kernel, .argmax = argmax});
-                ASSERT_TRUE(result.ran.ok()) << result.ran.to_string();
-                for (int64_t r = 0; r < 20; ++r) {
-                  EXPECT_EQ(std::isnan(result.entropy[r]), r == 8)
-                      << kernel << " " << bad << " row " << r;
-                }
-              }
-            }
-          }
+// A NaN, an infinity, and a row of nothing but -inf, in the last column's strip.
+TEST_F(CudaHeadBits, TheEntropyOfNoDistributionIsNaN) {
+  for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+    for (const bool argmax : {true, false}) {
+      for (const double bad : {double{NAN}, double{INFINITY}, -double{INFINITY}}) {
+        RandomHead head = draw({"ce"}, rng, 20, 7777, DType::kBF16);
+        head.inputs.labels[8] = 3;
+        double* const row = head.inputs.logits.data() + 8 * 7777;
+        row[7776] = bad;
+        if (std::isinf(bad) && bad < 0) std::fill(row, row + 7777, bad);
+        const DeviceResult result = run_on_device(
+            head.config, head.inputs, {.dtype = DType::kBF16, .kernel = kernel, .argmax = argmax});
+        ASSERT_TRUE(result.ran.ok()) << result.ran.to_string();
+        for (int64_t r = 0; r < 20; ++r) {
+          EXPECT_EQ(std::isnan(result.entropy[r]), r == 8) << kernel << " " << bad << " row " << r;
         }
+      }
+    }
+  }
+}
 
-        // Clusters take rows as they come to them, those that count and those that do not: each
-        // once, from fewer rows than there are clusters to several for each; in clusters of one,
-        // two and eight blocks and one, two and four groups of warps; with a second pass for
-        // outputs and without, and with the entropy of the first.
-        TEST_F(CudaHeadBits, EveryRowIsTakenOnce) {
-          const struct {
-            int64_t vocab;
-            int cluster;
-            std::vector<int64_t> n_tok;
-          } cases[] = {{1100, 1, {1, 5, 133, 1500}}, {4099, 1, {133, 700}},
-                       {9001, 1, {133, 700}},        {9001, 2, {1, 133, 700}},
-                       {9001, 8, {1, 5, 133, 700}},  {41000, 2, {200}}};
-          for (const auto& [vocab, cluster, counts] : cases) {
-            for (const int64_t n_tok : counts) {
-              RandomHead head = draw({"ce", "grpo_0"}, rng, n_tok, vocab, DType::kBF16);
-              head.inputs.n_segments = 0;
-              head.inputs.segments.clear();
-              for (int64_t& label : head.inputs.labels) label = below(rng, vocab);
-              const std::vector<int64_t> labels = head.inputs.labels;
-              for (const int period : {1, 3, 10000}) {  // the last: no row counts
-                for (int64_t r = 0; r < n_tok; ++r) {
-                  head.inputs.labels[r] = (r + 1) % period == 0 ? labels[r] : -100;
-                }
-                const DeviceOptions plain = {.dtype = DType::kBF16};
-                DeviceOptions added = plain, forward = plain, in_place = plain, entropy = plain;
-                added.accumulate = true;
-                forward.gradient = forward.row_outputs = false;
-                in_place.in_place = true;
-                in_place.row_outputs = false;
-                entropy.argmax = false;
-                DeviceOptions scores = entropy;
-                scores.gradient = false;
-                for (DeviceOptions options : {plain, added, forward, in_place, entropy, scores}) {
-                  options.kernel = "head_rows_sm80_streamed";
-                  const DeviceResult streamed = run_on_device(head.config, head.inputs, options);
-                  options.kernel = "head_rows_sm90_cluster";
-                  options.tuning = {.cluster = cluster};
-                  const DeviceResult kept = run_on_device(head.config, head.inputs, options);
-                  ASSERT_EQ(kept.kernel, "head_rows_sm90_cluster") << kept.planned.to_string();
-                  expect_same(streamed, kept,
-                              std::to_string(n_tok) + " x " + std::to_string(vocab) + ", every " +
-                                  std::to_string(period) + "th, cluster " +
-                                  std::to_string(cluster));
-                  if (HasFailure()) return;
-                }
-              }
-            }
-          }
+// Clusters take rows as they come to them, those that count and those that do not: each
+// once, from fewer rows than there are clusters to several for each; in clusters of one,
+// two and eight blocks and one, two and four groups of warps; with a second pass for
+// outputs and without, and with the entropy of the first.
+TEST_F(CudaHeadBits, EveryRowIsTakenOnce) {
+  const struct {
+    int64_t vocab;
+    int cluster;
+    std::vector<int64_t> n_tok;
+  } cases[] = {{1100, 1, {1, 5, 133, 1500}}, {4099, 1, {133, 700}},       {9001, 1, {133, 700}},
+               {9001, 2, {1, 133, 700}},     {9001, 8, {1, 5, 133, 700}}, {41000, 2, {200}}};
+  for (const auto& [vocab, cluster, counts] : cases) {
+    for (const int64_t n_tok : counts) {
+      RandomHead head = draw({"ce", "grpo_0"}, rng, n_tok, vocab, DType::kBF16);
+      head.inputs.n_segments = 0;
+      head.inputs.segments.clear();
+      for (int64_t& label : head.inputs.labels) label = below(rng, vocab);
+      const std::vector<int64_t> labels = head.inputs.labels;
+      for (const int period : {1, 3, 10000}) {  // the last: no row counts
+        for (int64_t r = 0; r < n_tok; ++r) {
+          head.inputs.labels[r] = (r + 1) % period == 0 ? labels[r] : -100;
         }
-
-        // A row's results do not depend on the rows beside it; every term divides by a given
-        // number.
-        TEST_F(CudaHeadBits, DoNotDependOnTheBatch) {
-          for (const auto& names :
-               {std::vector<std::string>{"ce", "z", "grpo_0"}, kMixes[1], kMixes[2], kMixes[4]}) {
-            RandomHead head = draw(names, rng, 300, 4099, DType::kBF16);
-            for (LossTerm& term : head.config.terms) term.divisor = 3;
-            const DeviceResult all =
-                run_on_device(head.config, head.inputs, {.dtype = DType::kBF16});
-            for (const int64_t first_row : {int64_t{0}, int64_t{131}, int64_t{299}}) {
-              const int64_t n_rows = std::min<int64_t>(17, 300 - first_row);
-              RandomHead part = head;
-              part.inputs.n_segments = 0;
-              part.inputs.segments.clear();
-              const DeviceResult some =
-                  run_on_device(part.config, part.inputs,
-                                {.dtype = DType::kBF16, .first_row = first_row, .n_rows = n_rows});
-              ASSERT_TRUE(some.ran.ok()) << some.ran.to_string();
-              for (int64_t r = 0; r < n_rows; ++r) {
-                EXPECT_EQ(some.lse[r], all.lse[first_row + r]);
-                EXPECT_EQ(some.token_loss[r], all.token_loss[first_row + r]);
-              }
-              const int64_t row_bytes = 4099 * 2;
-              EXPECT_TRUE(std::equal(some.gradient_bits.begin(), some.gradient_bits.end(),
-                                     all.gradient_bits.begin() + first_row * row_bytes));
-            }
-          }
+        const DeviceOptions plain = {.dtype = DType::kBF16};
+        DeviceOptions added = plain, forward = plain, in_place = plain, entropy = plain;
+        added.accumulate = true;
+        forward.gradient = forward.row_outputs = false;
+        in_place.in_place = true;
+        in_place.row_outputs = false;
+        entropy.argmax = false;
+        DeviceOptions scores = entropy;
+        scores.gradient = false;
+        for (DeviceOptions options : {plain, added, forward, in_place, entropy, scores}) {
+          options.kernel = "head_rows_sm80_streamed";
+          const DeviceResult streamed = run_on_device(head.config, head.inputs, options);
+          options.kernel = "head_rows_sm90_cluster";
+          options.tuning = {.cluster = cluster};
+          const DeviceResult kept = run_on_device(head.config, head.inputs, options);
+          ASSERT_EQ(kept.kernel, "head_rows_sm90_cluster") << kept.planned.to_string();
+          expect_same(streamed, kept,
+                      std::to_string(n_tok) + " x " + std::to_string(vocab) + ", every " +
+                          std::to_string(period) + "th, cluster " + std::to_string(cluster));
+          if (HasFailure()) return;
         }
+      }
+    }
+  }
+}
 
-        TEST_F(CudaHeadBits, AnEqualTeacherGivesExactlyZero) {
-          for (const DType dtype : {DType::kF32, DType::kBF16}) {
-            for (const char* name : {"kd_fkl", "kd_rkl", "kd_jsd"}) {
-              for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
-                RandomHead head = draw({name}, rng, 5, 9001, dtype);
-                head.inputs.teachers[0].logits = head.inputs.logits;
-                const DeviceResult result =
-                    run_on_device(head.config, head.inputs, {.dtype = dtype, .kernel = kernel});
-                ASSERT_TRUE(result.ran.ok());
-                EXPECT_EQ(result.terms[0], 0) << name;
-                for (const double g : result.gradient) ASSERT_EQ(g, 0) << name;
-              }
-            }
-          }
-        }
+// A row's results do not depend on the rows beside it; every term divides by a given
+// number.
+TEST_F(CudaHeadBits, DoNotDependOnTheBatch) {
+  for (const auto& names :
+       {std::vector<std::string>{"ce", "z", "grpo_0"}, kMixes[1], kMixes[2], kMixes[4]}) {
+    RandomHead head = draw(names, rng, 300, 4099, DType::kBF16);
+    for (LossTerm& term : head.config.terms) term.divisor = 3;
+    const DeviceResult all = run_on_device(head.config, head.inputs, {.dtype = DType::kBF16});
+    for (const int64_t first_row : {int64_t{0}, int64_t{131}, int64_t{299}}) {
+      const int64_t n_rows = std::min<int64_t>(17, 300 - first_row);
+      RandomHead part = head;
+      part.inputs.n_segments = 0;
+      part.inputs.segments.clear();
+      const DeviceResult some =
+          run_on_device(part.config, part.inputs,
+                        {.dtype = DType::kBF16, .first_row = first_row, .n_rows = n_rows});
+      ASSERT_TRUE(some.ran.ok()) << some.ran.to_string();
+      for (int64_t r = 0; r < n_rows; ++r) {
+        EXPECT_EQ(some.lse[r], all.lse[first_row + r]);
+        EXPECT_EQ(some.token_loss[r], all.token_loss[first_row + r]);
+      }
+      const int64_t row_bytes = 4099 * 2;
+      EXPECT_TRUE(std::equal(some.gradient_bits.begin(), some.gradient_bits.end(),
+                             all.gradient_bits.begin() + first_row * row_bytes));
+    }
+  }
+}
 
-        // Several rows for each cluster, of one block and of four.
-        TEST_F(CudaHeadBits, IgnoredRowsAreNotRead) {
-          constexpr int64_t kRows = 200, kVocab = 3000;
-          const struct {
-            const char* kernel;
-            int cluster;
-          } cases[] = {{"head_rows_sm90_cluster", 1},
-                       {"head_rows_sm90_cluster", 4},
-                       {"head_rows_sm80_streamed", 0}};
-          for (const auto& [kernel, cluster] : cases) {
-            RandomHead head = draw({"ce", "z"}, rng, kRows, kVocab, DType::kBF16);
-            for (int64_t r = 0; r < kRows; ++r) {
-              if (r % 3 == 0) head.inputs.labels[r] = -100;
-              if (head.inputs.labels[r] >= 0) continue;
-              for (int64_t j = 0; j < kVocab; ++j) head.inputs.logits[r * kVocab + j] = NAN;
-            }
-            const DeviceResult result = run_on_device(
-                head.config, head.inputs,
-                {.dtype = DType::kBF16, .kernel = kernel, .tuning = {.cluster = cluster}});
-            ASSERT_EQ(result.kernel, kernel);
-            EXPECT_TRUE(result.checked.ok()) << result.checked.to_string();
-            EXPECT_TRUE(std::isfinite(result.total[0]));
-            for (int64_t r = 0; r < kRows; ++r) {
-              if (head.inputs.labels[r] >= 0) continue;
-              EXPECT_EQ(result.token_loss[r], 0);
-              EXPECT_EQ(result.argmax[r], -1);
-              for (int64_t j = 0; j < kVocab; ++j) ASSERT_EQ(result.gradient[r * kVocab + j], 0);
-            }
-          }
-        }
+TEST_F(CudaHeadBits, AnEqualTeacherGivesExactlyZero) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const char* name : {"kd_fkl", "kd_rkl", "kd_jsd"}) {
+      for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+        RandomHead head = draw({name}, rng, 5, 9001, dtype);
+        head.inputs.teachers[0].logits = head.inputs.logits;
+        const DeviceResult result =
+            run_on_device(head.config, head.inputs, {.dtype = dtype, .kernel = kernel});
+        ASSERT_TRUE(result.ran.ok());
+        EXPECT_EQ(result.terms[0], 0) << name;
+        for (const double g : result.gradient) ASSERT_EQ(g, 0) << name;
+      }
+    }
+  }
+}
 
-        TEST_F(CudaHeadBits, NothingToDoIsZero) {
-          RandomHead head = draw({"ce", "z"}, rng, 4, 100, DType::kF32);
-          for (int64_t& label : head.inputs.labels) label = -1;
-          DeviceResult result = run_on_device(head.config, head.inputs, {});
-          EXPECT_EQ(result.total[0], 0);
-          EXPECT_EQ(result.n_valid, 0);
-          for (const double g : result.gradient) EXPECT_EQ(g, 0);
-          head.inputs.n_segments = 0;
-          result = run_on_device(head.config, head.inputs, {.n_rows = 0});
-          EXPECT_TRUE(result.ran.ok()) << result.ran.to_string();
-          EXPECT_EQ(result.total[0], 0);
-        }
+// Several rows for each cluster, of one block and of four.
+TEST_F(CudaHeadBits, IgnoredRowsAreNotRead) {
+  constexpr int64_t kRows = 200, kVocab = 3000;
+  const struct {
+    const char* kernel;
+    int cluster;
+  } cases[] = {
+      {"head_rows_sm90_cluster", 1}, {"head_rows_sm90_cluster", 4}, {"head_rows_sm80_streamed", 0}};
+  for (const auto& [kernel, cluster] : cases) {
+    RandomHead head = draw({"ce", "z"}, rng, kRows, kVocab, DType::kBF16);
+    for (int64_t r = 0; r < kRows; ++r) {
+      if (r % 3 == 0) head.inputs.labels[r] = -100;
+      if (head.inputs.labels[r] >= 0) continue;
+      for (int64_t j = 0; j < kVocab; ++j) head.inputs.logits[r * kVocab + j] = NAN;
+    }
+    const DeviceResult result =
+        run_on_device(head.config, head.inputs,
+                      {.dtype = DType::kBF16, .kernel = kernel, .tuning = {.cluster = cluster}});
+    ASSERT_EQ(result.kernel, kernel);
+    EXPECT_TRUE(result.checked.ok()) << result.checked.to_string();
+    EXPECT_TRUE(std::isfinite(result.total[0]));
+    for (int64_t r = 0; r < kRows; ++r) {
+      if (head.inputs.labels[r] >= 0) continue;
+      EXPECT_EQ(result.token_loss[r], 0);
+      EXPECT_EQ(result.argmax[r], -1);
+      for (int64_t j = 0; j < kVocab; ++j) ASSERT_EQ(result.gradient[r * kVocab + j], 0);
+    }
+  }
+}
 
-        TEST_F(CudaHeadBits, FaultsAreReportedWithTheirRow) {
-          for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
-            const RandomHead clean = draw({"ce", "kd_fkl"}, rng, 20, 777, DType::kBF16);
-            const auto check = [&](const RandomHead& head, StatusCode code, const char* text) {
-              const DeviceResult result = run_on_device(head.config, head.inputs,
-                                                        {.dtype = DType::kBF16, .kernel = kernel});
-              EXPECT_EQ(result.checked.code(), code) << result.checked.to_string();
-              EXPECT_NE(result.checked.message().find(text), std::string::npos)
-                  << result.checked.to_string();
-              return result;
-            };
-            RandomHead head = clean;
-            head.inputs.labels[4] = head.inputs.labels[6] = 777;
-            check(head, kLossTargetOutOfRange, "labels[4]");
-            for (const double bad : {double{NAN}, double{INFINITY}}) {
-              head = clean;
-              head.inputs.logits[8 * 777 + 776] = bad;
-              const DeviceResult result = check(head, kCudaNonFinite, "row 8 ");
-              EXPECT_TRUE(std::isnan(result.lse[8]));
-              EXPECT_TRUE(std::isnan(result.total[0]));
-              EXPECT_TRUE(std::isnan(result.gradient[8 * 777]));
-            }
-            head = clean;
-            head.inputs.teachers[0].logits[2 * 777] = NAN;
-            check(head, kCudaNonFinite, "row 2 ");
-            head = clean;
-            for (int64_t j = 0; j < 777; ++j) head.inputs.logits[10 * 777 + j] = -INFINITY;
-            const DeviceResult masked =
-                run_on_device(head.config, head.inputs, {.dtype = DType::kBF16, .kernel = kernel});
-            EXPECT_TRUE(std::isnan(masked.total[0]));
-            head = draw({"gspo_0"}, rng, 20, 777, DType::kBF16);
-            head.inputs.segments[2] = 4;
-            check(head, kHeadBadSegments, "segments[2]");
-            head = draw({"dpo"}, rng, 20, 777, DType::kBF16);
-            head.inputs.pairs[3] = 9;
-            check(head, kHeadBadPairs, "pair 1");
-          }
-        }
+TEST_F(CudaHeadBits, NothingToDoIsZero) {
+  RandomHead head = draw({"ce", "z"}, rng, 4, 100, DType::kF32);
+  for (int64_t& label : head.inputs.labels) label = -1;
+  DeviceResult result = run_on_device(head.config, head.inputs, {});
+  EXPECT_EQ(result.total[0], 0);
+  EXPECT_EQ(result.n_valid, 0);
+  for (const double g : result.gradient) EXPECT_EQ(g, 0);
+  head.inputs.n_segments = 0;
+  result = run_on_device(head.config, head.inputs, {.n_rows = 0});
+  EXPECT_TRUE(result.ran.ok()) << result.ran.to_string();
+  EXPECT_EQ(result.total[0], 0);
+}
 
-        TEST_F(CudaHeadBits, RefusesInputsThatDoNotMatchThePlan) {
-          const RandomHead clean = draw({"ce", "grpo_0"}, rng, 4, 100, DType::kF32);
-          RandomHead head = clean;
-          head.inputs.labels.clear();
-          EXPECT_EQ(run_on_device(head.config, head.inputs, {.row_outputs = false}).ran.code(),
-                    kHeadMissingInput);
-          head = clean;
-          head.inputs.advantages.resize(3);
-          EXPECT_EQ(run_on_device(head.config, head.inputs, {}).ran.code(), kLossLengthMismatch);
-          head = clean;
-          head.inputs.n_segments = 5;
-          EXPECT_EQ(run_on_device(head.config, head.inputs, {}).ran.code(), kHeadBadSegments);
-          head = clean;
-          head.inputs.upstream = NAN;
-          EXPECT_EQ(run_on_device(head.config, head.inputs, {}).ran.code(), kLossNonFiniteScalar);
-          EXPECT_EQ(
-              run_on_device(clean.config, clean.inputs, {.in_place = true, .accumulate = true})
-                  .ran.code(),
-              kHeadShapeMismatch);
-        }
+TEST_F(CudaHeadBits, FaultsAreReportedWithTheirRow) {
+  for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+    const RandomHead clean = draw({"ce", "kd_fkl"}, rng, 20, 777, DType::kBF16);
+    const auto check = [&](const RandomHead& head, StatusCode code, const char* text) {
+      const DeviceResult result =
+          run_on_device(head.config, head.inputs, {.dtype = DType::kBF16, .kernel = kernel});
+      EXPECT_EQ(result.checked.code(), code) << result.checked.to_string();
+      EXPECT_NE(result.checked.message().find(text), std::string::npos)
+          << result.checked.to_string();
+      return result;
+    };
+    RandomHead head = clean;
+    head.inputs.labels[4] = head.inputs.labels[6] = 777;
+    check(head, kLossTargetOutOfRange, "labels[4]");
+    for (const double bad : {double{NAN}, double{INFINITY}}) {
+      head = clean;
+      head.inputs.logits[8 * 777 + 776] = bad;
+      const DeviceResult result = check(head, kCudaNonFinite, "row 8 ");
+      EXPECT_TRUE(std::isnan(result.lse[8]));
+      EXPECT_TRUE(std::isnan(result.total[0]));
+      EXPECT_TRUE(std::isnan(result.gradient[8 * 777]));
+    }
+    head = clean;
+    head.inputs.teachers[0].logits[2 * 777] = NAN;
+    check(head, kCudaNonFinite, "row 2 ");
+    head = clean;
+    for (int64_t j = 0; j < 777; ++j) head.inputs.logits[10 * 777 + j] = -INFINITY;
+    const DeviceResult masked =
+        run_on_device(head.config, head.inputs, {.dtype = DType::kBF16, .kernel = kernel});
+    EXPECT_TRUE(std::isnan(masked.total[0]));
+    head = draw({"gspo_0"}, rng, 20, 777, DType::kBF16);
+    head.inputs.segments[2] = 4;
+    check(head, kHeadBadSegments, "segments[2]");
+    head = draw({"dpo"}, rng, 20, 777, DType::kBF16);
+    head.inputs.pairs[3] = 9;
+    check(head, kHeadBadPairs, "pair 1");
+  }
+}
 
-        // More elements than 2^31: the last rows repeat the first, and so must their gradients.
-        TEST_F(CudaHeadBits, OffsetsOf64Bits) {
-          constexpr int64_t kVocab = 151936, kBlock = 20, kRepeats = 710;
-          constexpr int64_t kRows = kRepeats * kBlock;
-          static_assert(kRows * kVocab > int64_t{1} << 31);
-          const RandomHead head = draw({"ce"}, rng, kBlock, kVocab, DType::kBF16);
-          const DeviceMatrix block(head.inputs.logits.data(), kBlock, kVocab, DType::kBF16, {});
-          const size_t block_bytes = static_cast<size_t>(kBlock * kVocab * 2);
-          DeviceMemory logits(block_bytes * kRepeats);
-          std::vector<int64_t> labels;
-          for (int64_t i = 0; i < kRepeats; ++i) {
-            expect_cuda(cudaMemcpy(logits.data<uint8_t>() + static_cast<size_t>(i) * block_bytes,
-                                   block.view.data, block_bytes, cudaMemcpyDeviceToDevice));
-            labels.insert(labels.end(), head.inputs.labels.begin(), head.inputs.labels.end());
-          }
-          DeviceMemory device_labels(labels);
-          lossk::HeadConfig config = head.config;
-          config.teachers.clear();
-          for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
-            const auto plan = lossk::plan_cuda(
-                {kRows, 0, kVocab}, config,
-                {.input_dtype = DType::kBF16, .grad_dtype = DType::kBF16, .d_logits = true},
-                {.kernel = kernel});
-            ASSERT_TRUE(plan.ok());
-            DeviceMemory workspace(static_cast<size_t>(plan->workspace_bytes()));
-            DeviceMemory gradient(block_bytes * kRepeats);
-            lossk::Inputs inputs;
-            inputs.logits = {logits.data(), DType::kBF16, kRows, kVocab, kVocab};
-            inputs.labels = {device_labels.data(), 8, kRows, 1};
-            lossk::Outputs outputs;
-            outputs.d_logits = {gradient.data(), DType::kBF16, kRows, kVocab, kVocab};
-            const std::span<std::byte> work{workspace.data<std::byte>(), workspace.bytes()};
-            ASSERT_TRUE(plan->run(nullptr, inputs, outputs, work).ok());
-            ASSERT_TRUE(plan->check(nullptr, work).ok());
-            std::vector<uint8_t> first(block_bytes), last(block_bytes);
-            expect_cuda(
-                cudaMemcpy(first.data(), gradient.data(), block_bytes, cudaMemcpyDeviceToHost));
-            expect_cuda(cudaMemcpy(last.data(),
-                                   gradient.data<uint8_t>() + (kRepeats - 1) * block_bytes,
-                                   block_bytes, cudaMemcpyDeviceToHost));
-            EXPECT_TRUE(first == last);
-            EXPECT_GT(std::count_if(first.begin(), first.end(), [](uint8_t b) { return b != 0; }),
-                      1000);
-          }
-        }
+TEST_F(CudaHeadBits, RefusesInputsThatDoNotMatchThePlan) {
+  const RandomHead clean = draw({"ce", "grpo_0"}, rng, 4, 100, DType::kF32);
+  RandomHead head = clean;
+  head.inputs.labels.clear();
+  EXPECT_EQ(run_on_device(head.config, head.inputs, {.row_outputs = false}).ran.code(),
+            kHeadMissingInput);
+  head = clean;
+  head.inputs.advantages.resize(3);
+  EXPECT_EQ(run_on_device(head.config, head.inputs, {}).ran.code(), kLossLengthMismatch);
+  head = clean;
+  head.inputs.n_segments = 5;
+  EXPECT_EQ(run_on_device(head.config, head.inputs, {}).ran.code(), kHeadBadSegments);
+  head = clean;
+  head.inputs.upstream = NAN;
+  EXPECT_EQ(run_on_device(head.config, head.inputs, {}).ran.code(), kLossNonFiniteScalar);
+  EXPECT_EQ(
+      run_on_device(clean.config, clean.inputs, {.in_place = true, .accumulate = true}).ran.code(),
+      kHeadShapeMismatch);
+}
 
-        TEST_F(CudaHeadBits, RunsInAGraph) {
-          const RandomHead head = draw({"ce", "gspo_0"}, rng, 50, 5001, DType::kBF16);
-          const DeviceResult plain =
-              run_on_device(head.config, head.inputs, {.dtype = DType::kBF16});
-          lossk::HeadConfig config = head.config;
-          config.teachers.clear();
-          const auto plan = lossk::plan_cuda(
-              {50, 0, 5001}, config,
-              {.input_dtype = DType::kBF16, .grad_dtype = DType::kBF16, .d_logits = true}, {});
-          ASSERT_TRUE(plan.ok());
-          const DeviceMatrix logits(head.inputs.logits.data(), 50, 5001, DType::kBF16, {});
-          DeviceMatrix gradient(nullptr, 50, 5001, DType::kBF16, {});
-          DeviceInputs held;
-          DeviceMemory workspace(static_cast<size_t>(plan->workspace_bytes())), terms(16);
-          lossk::Inputs inputs;
-          inputs.logits = logits.view;
-          inputs.labels = held.ids(head.inputs.labels, 0);
-          inputs.token_weights = held.floats(head.inputs.token_weights, 0);
-          inputs.class_weights = held.floats(head.inputs.class_weights, 0);
-          inputs.advantages = held.floats(head.inputs.advantages, 0);
-          inputs.old_log_probs = held.floats(head.inputs.old_log_probs, 0);
-          inputs.reference_log_probs = held.floats(head.inputs.reference_log_probs, 0);
-          inputs.segments = held.ids(head.inputs.segments, 0);
-          inputs.n_segments = head.inputs.n_segments;
-          lossk::Outputs outputs;
-          outputs.d_logits = gradient.view;
-          outputs.terms = {terms.data<double>(), 2};
+// More elements than 2^31: the last rows repeat the first, and so must their gradients.
+TEST_F(CudaHeadBits, OffsetsOf64Bits) {
+  constexpr int64_t kVocab = 151936, kBlock = 20, kRepeats = 710;
+  constexpr int64_t kRows = kRepeats * kBlock;
+  static_assert(kRows * kVocab > int64_t{1} << 31);
+  const RandomHead head = draw({"ce"}, rng, kBlock, kVocab, DType::kBF16);
+  const DeviceMatrix block(head.inputs.logits.data(), kBlock, kVocab, DType::kBF16, {});
+  const size_t block_bytes = static_cast<size_t>(kBlock * kVocab * 2);
+  DeviceMemory logits(block_bytes * kRepeats);
+  std::vector<int64_t> labels;
+  for (int64_t i = 0; i < kRepeats; ++i) {
+    expect_cuda(cudaMemcpy(logits.data<uint8_t>() + static_cast<size_t>(i) * block_bytes,
+                           block.view.data, block_bytes, cudaMemcpyDeviceToDevice));
+    labels.insert(labels.end(), head.inputs.labels.begin(), head.inputs.labels.end());
+  }
+  DeviceMemory device_labels(labels);
+  lossk::HeadConfig config = head.config;
+  config.teachers.clear();
+  for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+    const auto plan = lossk::plan_cuda(
+        {kRows, 0, kVocab}, config,
+        {.input_dtype = DType::kBF16, .grad_dtype = DType::kBF16, .d_logits = true},
+        {.kernel = kernel});
+    ASSERT_TRUE(plan.ok());
+    DeviceMemory workspace(static_cast<size_t>(plan->workspace_bytes()));
+    DeviceMemory gradient(block_bytes * kRepeats);
+    lossk::Inputs inputs;
+    inputs.logits = {logits.data(), DType::kBF16, kRows, kVocab, kVocab};
+    inputs.labels = {device_labels.data(), 8, kRows, 1};
+    lossk::Outputs outputs;
+    outputs.d_logits = {gradient.data(), DType::kBF16, kRows, kVocab, kVocab};
+    const std::span<std::byte> work{workspace.data<std::byte>(), workspace.bytes()};
+    ASSERT_TRUE(plan->run(nullptr, inputs, outputs, work).ok());
+    ASSERT_TRUE(plan->check(nullptr, work).ok());
+    std::vector<uint8_t> first(block_bytes), last(block_bytes);
+    expect_cuda(cudaMemcpy(first.data(), gradient.data(), block_bytes, cudaMemcpyDeviceToHost));
+    expect_cuda(cudaMemcpy(last.data(), gradient.data<uint8_t>() + (kRepeats - 1) * block_bytes,
+                           block_bytes, cudaMemcpyDeviceToHost));
+    EXPECT_TRUE(first == last);
+    EXPECT_GT(std::count_if(first.begin(), first.end(), [](uint8_t b) { return b != 0; }), 1000);
+  }
+}
 
-          cudaStream_t stream;
-          cudaGraph_t graph;
-          cudaGraphExec_t executable;
-          expect_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-          expect_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-          const Status status =
-              plan->run(stream, inputs, outputs, {workspace.data<std::byte>(), workspace.bytes()});
-          expect_cuda(cudaStreamEndCapture(stream, &graph));
-          ASSERT_TRUE(status.ok()) << status.to_string();
-          expect_cuda(cudaGraphInstantiate(&executable, graph, 0));
-          for (int replay = 0; replay < 3; ++replay)
-            expect_cuda(cudaGraphLaunch(executable, stream));
-          expect_cuda(cudaStreamSynchronize(stream));
-          bool untouched = true;
-          EXPECT_EQ(gradient.rows(untouched), plain.gradient_bits);
-          EXPECT_EQ(bits(terms.read<double>()), bits(plain.terms));
-          expect_cuda(cudaGraphExecDestroy(executable));
-          expect_cuda(cudaGraphDestroy(graph));
-          expect_cuda(cudaStreamDestroy(stream));
-        }
+TEST_F(CudaHeadBits, RunsInAGraph) {
+  const RandomHead head = draw({"ce", "gspo_0"}, rng, 50, 5001, DType::kBF16);
+  const DeviceResult plain = run_on_device(head.config, head.inputs, {.dtype = DType::kBF16});
+  lossk::HeadConfig config = head.config;
+  config.teachers.clear();
+  const auto plan = lossk::plan_cuda(
+      {50, 0, 5001}, config,
+      {.input_dtype = DType::kBF16, .grad_dtype = DType::kBF16, .d_logits = true}, {});
+  ASSERT_TRUE(plan.ok());
+  const DeviceMatrix logits(head.inputs.logits.data(), 50, 5001, DType::kBF16, {});
+  DeviceMatrix gradient(nullptr, 50, 5001, DType::kBF16, {});
+  DeviceInputs held;
+  DeviceMemory workspace(static_cast<size_t>(plan->workspace_bytes())), terms(16);
+  lossk::Inputs inputs;
+  inputs.logits = logits.view;
+  inputs.labels = held.ids(head.inputs.labels, 0);
+  inputs.token_weights = held.floats(head.inputs.token_weights, 0);
+  inputs.class_weights = held.floats(head.inputs.class_weights, 0);
+  inputs.advantages = held.floats(head.inputs.advantages, 0);
+  inputs.old_log_probs = held.floats(head.inputs.old_log_probs, 0);
+  inputs.reference_log_probs = held.floats(head.inputs.reference_log_probs, 0);
+  inputs.segments = held.ids(head.inputs.segments, 0);
+  inputs.n_segments = head.inputs.n_segments;
+  lossk::Outputs outputs;
+  outputs.d_logits = gradient.view;
+  outputs.terms = {terms.data<double>(), 2};
 
-      }  // namespace
-    }  // namespace ullage::test
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  expect_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  expect_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  const Status status =
+      plan->run(stream, inputs, outputs, {workspace.data<std::byte>(), workspace.bytes()});
+  expect_cuda(cudaStreamEndCapture(stream, &graph));
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  expect_cuda(cudaGraphInstantiate(&executable, graph, 0));
+  for (int replay = 0; replay < 3; ++replay) expect_cuda(cudaGraphLaunch(executable, stream));
+  expect_cuda(cudaStreamSynchronize(stream));
+  bool untouched = true;
+  EXPECT_EQ(gradient.rows(untouched), plain.gradient_bits);
+  EXPECT_EQ(bits(terms.read<double>()), bits(plain.terms));
+  expect_cuda(cudaGraphExecDestroy(executable));
+  expect_cuda(cudaGraphDestroy(graph));
+  expect_cuda(cudaStreamDestroy(stream));
+}
+
+}  // namespace
+}  // namespace ullage::test

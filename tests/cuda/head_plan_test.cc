@@ -167,6 +167,39 @@ TEST(CudaHeadPlan, ThreeRowsOfTheUsualVocabulariesAreUnderWay) {
   }
 }
 
+// Two rows in fewer blocks, where no gradient waits for a third.
+TEST(CudaHeadPlan, TwoRowsInASmallerCluster) {
+  const struct {
+    int64_t vocab;
+    cuda::Family family;
+    bool gradient;
+    int cluster, slots;
+  } cases[] = {{50257, cuda::Family::kForward, true, 4, 3},
+               {50257, cuda::Family::kForward, false, 2, 2},
+               {50257, cuda::Family::kJensenShannon, true, 2, 2},
+               {200064, cuda::Family::kReverse, true, 16, 3},
+               {200064, cuda::Family::kReverse, false, 8, 2},
+               {200064, cuda::Family::kJensenShannon, true, 8, 2},
+               {100352, cuda::Family::kLabels, true, 4, 3},
+               {100352, cuda::Family::kLabels, false, 2, 2}};
+  for (const auto& each : cases) {
+    std::vector<Rejection> rejections;
+    const auto layout = cuda::choose_row_layout(each.vocab, DType::kBF16,
+                                                {.family = each.family, .gradient = each.gradient},
+                                                CudaDevice{}, "", {}, rejections);
+    ASSERT_TRUE(layout.ok());
+    EXPECT_EQ(layout->cluster, each.cluster) << each.vocab;
+    EXPECT_EQ(layout->slots, each.slots) << each.vocab;
+  }
+  std::vector<Rejection> rejections;
+  const auto streamed = cuda::choose_row_layout(
+      151936, DType::kF32, {.family = cuda::Family::kReverse, .gradient = false}, CudaDevice{}, "",
+      {}, rejections);
+  ASSERT_TRUE(streamed.ok());
+  EXPECT_EQ(streamed->kernel, cuda::RowKernel::kStreamed);
+  EXPECT_EQ(rejections.size(), 1u);
+}
+
 // Its own kernels where nothing else of a second pass is asked for and no dense teacher is there;
 // rows are cut as without it, so that their losses have the same bits.
 TEST(CudaHeadPlan, SumsTheEntropyAloneInTheFirstPass) {
@@ -222,9 +255,10 @@ TEST(CudaHeadPlan, SumsTheEntropyAloneInTheFirstPass) {
   EXPECT_EQ(kept.layout.kernel, cuda::RowKernel::kCluster);
   EXPECT_EQ(kept.layout.slots, cuda::kSlots);
   inputs.logits = {rows.data() + 1, DType::kBF16, kRows, kVocab, kVocab};  // in no whole words
-  const cuda::RowLaunch streamed = launch_of(cross_entropy(), entropy);
-  EXPECT_EQ(streamed.layout.kernel, cuda::RowKernel::kStreamed);
-  EXPECT_EQ(streamed.family, cuda::Family::kEntropy);
+  const cuda::RowLaunch shifted = launch_of(cross_entropy(), entropy);
+  EXPECT_EQ(shifted.layout.kernel, cuda::RowKernel::kCluster);
+  EXPECT_FALSE(shifted.layout.in_whole_words);
+  EXPECT_EQ(shifted.family, cuda::Family::kEntropy);
   inputs.logits = {};
   options.device.compute_capability = 80;
   const cuda::RowLaunch ampere = launch_of(cross_entropy(), entropy);

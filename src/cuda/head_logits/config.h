@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,7 @@ struct RowWork {
   Family family = Family::kLabels;
   bool extras = false;  // arg max, smoothed labels, or the entropy beside other sums
   bool gradient = true;
+  bool aligned = true;  // every row of logits and teacher begins a 16-byte word
 
   constexpr bool sums_only() const { return !gradient && n_extras(family, extras) == 0; }
 };
@@ -146,7 +148,7 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   layout.table_bytes =
       table_bytes(family, work.extras, layout.strips_per_block, layout.tables, layout.groups);
   for (layout.ids = 1; layout.ids < 2 * layout.slots + layout.tables;) layout.ids *= 2;
-  layout.in_whole_words = vocab * element_bytes % 16 == 0;
+  layout.in_whole_words = work.aligned && vocab * element_bytes % 16 == 0;
   const int64_t rounds = (int64_t{layout.cut.n_rounds} + cluster - 1) / cluster;
   layout.matrix_bytes = rounds * kWarpColumns * element_bytes + (layout.in_whole_words ? 0 : 16);
   layout.slot_bytes = layout.matrix_bytes * (has_teacher(family) ? 2 : 1);
@@ -154,6 +156,28 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
                         layout.tables * (kRowWordBytes + 4) + n_barriers(layout) * 8 +
                         layout.ids * 8;
   return layout;
+}
+
+// Clusters in the order in which they are wished for, with the rows a block is to hold. The
+// smallest with three: a larger one waits for more peers, and has less of a row for each beginning
+// and end. Of 16 blocks, a GPC holds one cluster.
+struct ClusterWish {
+  int cluster, slots;
+};
+inline constexpr ClusterWish kUsualWishes[] = {{1, kSlots},     {2, kSlots},  {4, kSlots},
+                                               {8, kSlots},     {16, kSlots}, {8, kSlots - 1},
+                                               {16, kSlots - 1}};
+// Where rows are only summed, or a teacher's twice, no gradient waits for a third row: two of them
+// in half as many blocks are better (50257 to 200064 columns: by 2 to 30 %).
+inline constexpr ClusterWish kTwoRowWishes[] = {{1, kSlots},     {2, kSlots},     {2, kSlots - 1},
+                                                {4, kSlots},     {4, kSlots - 1}, {8, kSlots},
+                                                {8, kSlots - 1}, {16, kSlots},    {16, kSlots - 1}};
+inline std::span<const ClusterWish> wishes_of(const RowWork& work, bool forced) {
+  const std::span<const ClusterWish> two_rows = kTwoRowWishes;
+  // Two rows in 16 blocks take a third longer to sum than the other kernel (float32, 151936).
+  if (work.sums_only()) return two_rows.first(two_rows.size() - (forced ? 0 : 1));
+  const bool twice = has_teacher(work.family) && n_extras(work.family, work.extras) > 0;
+  return twice ? two_rows : kUsualWishes;
 }
 
 // plan_cuda with a layout that is not the one chosen here.
@@ -197,34 +221,29 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const Row
     return pass_over("a row of " + describe(vocab) +
                      " columns is one strip, which one warp streams out of L1 with less ado");
   }
-  // The smallest cluster whose blocks hold kSlots rows: a larger one waits for more peers and
-  // leaves more of a GPC idle. Two rows rather than 16 blocks, of which a GPC holds one cluster.
-  // With four tables a group, a block's sums may be two rows of it ahead of the words.
-  const struct {
-    int first_cluster, last_cluster, slots;
-  } wishes[] = {{1, 8, kSlots}, {1, 8, kSlots - 1}, {16, 16, kSlots}, {16, 16, kSlots - 1}};
-  for (const auto& wish : wishes) {
-    for (int cluster = wish.first_cluster; cluster <= wish.last_cluster; cluster *= 2) {
-      if (cluster > device.max_cluster_blocks ||
-          cluster > n_sections(cut_of(vocab, size_of(dtype), family)))
-        break;
-      if (tuning.cluster > 0 && cluster != tuning.cluster) continue;
-      Tuning wished = tuning;
-      if (wished.slots == 0) wished.slots = wish.slots;
-      const auto fits = [&](const RowLayout& layout) {
-        return layout.shared_bytes <= device.shared_per_block_bytes;
-      };
-      const auto lay = [&](int tables) {
-        return layout_of(RowKernel::kCluster, vocab, size_of(dtype), work, cluster, tables, wished);
-      };
-      for (const int tables : {4, 2}) {
-        if (const RowLayout layout = lay(tables); fits(layout)) return layout;
-      }
-      // Two groups that only sum have twice the tables of one.
-      if (!work.sums_only() || tuning.warps > 0) continue;
-      wished.warps = kMaxColumnWarps;
-      if (const RowLayout layout = lay(2); fits(layout) && layout.slots >= kSlots) return layout;
+  const auto fits = [&](const RowLayout& layout) {
+    return layout.shared_bytes <= device.shared_per_block_bytes;
+  };
+  for (const ClusterWish& wish : wishes_of(work, forced == cluster_name)) {
+    if (wish.cluster > device.max_cluster_blocks ||
+        wish.cluster > n_sections(cut_of(vocab, size_of(dtype), family)) ||
+        (tuning.cluster > 0 && wish.cluster != tuning.cluster)) {
+      continue;
     }
+    Tuning wished = tuning;
+    if (wished.slots == 0) wished.slots = wish.slots;
+    const auto lay = [&](int tables) {
+      return layout_of(RowKernel::kCluster, vocab, size_of(dtype), work, wish.cluster, tables,
+                       wished);
+    };
+    // With four tables a group, a block's sums may be two rows of it ahead of the words.
+    for (const int tables : {4, 2}) {
+      if (const RowLayout layout = lay(tables); fits(layout)) return layout;
+    }
+    // Two groups that only sum have twice the tables of one, and a slot more than two.
+    if (!work.sums_only() || tuning.warps > 0) continue;
+    wished.warps = kMaxColumnWarps;
+    if (const RowLayout layout = lay(2); fits(layout) && layout.slots >= wish.slots) return layout;
   }
   return pass_over("a row of " + describe(vocab) + " columns, " + describe(kSlots - 1) +
                    " times, exceeds the shared memory of a cluster of " +

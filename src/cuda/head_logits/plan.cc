@@ -45,9 +45,9 @@ enum Asked {
   kOthers,  // arg max or smoothed labels, with the entropy or without
   kAsked,
 };
-// `streamed`: for rows that lie on no 16-byte boundary where `usual` takes whole words.
+// For rows that all lie on 16-byte boundaries, and for others.
 struct Launches {
-  cuda::RowLaunch usual, streamed;
+  cuda::RowLaunch aligned, any;
 };
 
 struct CudaHeadPlan::State {
@@ -220,7 +220,7 @@ void fill_row(const CudaHeadPlan::State& state, const Inputs& inputs, const Outp
   if (options.softcap > 0) p.inverse_softcap = static_cast<float>(1 / options.softcap);
 }
 
-bool in_whole_words(const void* data, int64_t row_stride, int64_t element_bytes) {
+bool is_aligned(const void* data, int64_t row_stride, int64_t element_bytes) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_stride * element_bytes % 16 == 0;
 }
 
@@ -230,14 +230,12 @@ const cuda::RowLaunch& lay_out_rows(const CudaHeadPlan::State& state, HeadParams
                       : p.wants_entropy                   ? kEntropyAlone
                                                           : kNothing;
   const Launches& launches = state.launches[asked];
-  const cuda::RowLaunch* launch = &launches.usual;
-  const int64_t element_bytes = size_of(launch->dtype);
-  if (launch->layout.kernel == cuda::RowKernel::kCluster && launch->layout.in_whole_words &&
-      !(in_whole_words(p.logits, p.logits_stride, element_bytes) &&
-        (p.teacher == nullptr || in_whole_words(p.teacher, p.teacher_stride, element_bytes)))) {
-    launch = &launches.streamed;
-  }
-  const cuda::RowLayout& layout = launch->layout;
+  const int64_t element_bytes = size_of(launches.any.dtype);
+  const bool aligned =
+      is_aligned(p.logits, p.logits_stride, element_bytes) &&
+      (p.teacher == nullptr || is_aligned(p.teacher, p.teacher_stride, element_bytes));
+  const cuda::RowLaunch& launch = aligned ? launches.aligned : launches.any;
+  const cuda::RowLayout& layout = launch.layout;
   p.cut = layout.cut;
   p.strips_per_block = layout.strips_per_block;
   p.strips_per_warp = layout.strips_per_warp;
@@ -251,7 +249,7 @@ const cuda::RowLaunch& lay_out_rows(const CudaHeadPlan::State& state, HeadParams
   p.matrix_bytes = static_cast<int>(layout.matrix_bytes);
   p.table_bytes = static_cast<int>(layout.table_bytes);
   p.in_whole_words = layout.in_whole_words;
-  return *launch;
+  return launch;
 }
 
 void fill_workspace(const CudaHeadPlan::State& state, std::byte* base, HeadParams& p) {
@@ -361,17 +359,19 @@ Result<CudaHeadPlan> cuda::plan_with_tuning(const Shape& shape, const HeadConfig
                                  {family, true, gradient}};
   const Result<cuda::RowLaunch> plain = choose(works[kNothing], options.kernel, state->rejections);
   if (!plain) return plain.status();
-  const cuda::RowKernel kernel = plain->layout.kernel;
-  state->kernel = name_of(kernel);
+  state->kernel = name_of(plain->layout.kernel);
+  // What is asked for beside it changes the layout, and the kernel only where it is too long.
+  const std::string_view kernel =
+      plain->layout.kernel == cuda::RowKernel::kCluster ? "" : std::string_view(state->kernel);
   for (int asked = 0; asked < kAsked; ++asked) {
     std::vector<Rejection> unused;
-    const auto streamed = choose(works[asked], name_of(cuda::RowKernel::kStreamed), unused);
-    const auto usual = asked == kNothing                     ? plain
-                       : kernel == cuda::RowKernel::kCluster ? choose(works[asked], "", unused)
-                                                             : streamed;
-    if (!streamed) return streamed.status();
-    if (!usual) return usual.status();
-    state->launches[asked] = {*usual, *streamed};
+    RowWork work = works[asked];
+    const auto aligned = asked == kNothing ? plain : choose(work, kernel, unused);
+    work.aligned = false;
+    const auto any = choose(work, kernel, unused);
+    if (!aligned) return aligned.status();
+    if (!any) return any.status();
+    state->launches[asked] = {*aligned, *any};
   }
   for (const LossTerm& term : config.terms)
     state->n_sequence_terms += cuda::is_sequence(term) ? 1 : 0;
