@@ -19,7 +19,7 @@ struct KeptStrip {
   static constexpr bool kAligned = kPlacement == Placement::kInWords, kKept = true;
   static constexpr bool kShifted = kPlacement == Placement::kSameShift;
   static constexpr bool kPadded = kPlacement != Placement::kAny;
-  static constexpr int kMostRounds = kAligned ? kMaxRounds : 1;
+  static constexpr bool kLoadsAhead = kAligned;
   const T* data;  // the word's first column
   int shift;      // 0 where kAligned
 
@@ -52,8 +52,7 @@ struct KeptStrip {
 // compiled: five instructions for eight columns, not sixteen.
 template <class T, int kParts>
 struct ShiftedStrip {
-  static constexpr bool kKept = true, kPadded = true;
-  static constexpr int kMostRounds = 2;  // four copies of the loops are to be fetched
+  static constexpr bool kKept = true, kPadded = true, kLoadsAhead = true;
   const T* data;
   unsigned order;  // order_of_halves
 

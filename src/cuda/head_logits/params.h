@@ -71,10 +71,11 @@ struct RowKind {
   static constexpr Family kFamily = kFamily_;
   static constexpr bool kSoftcap = kSoftcap_;
   static constexpr bool kHasTeacher = has_teacher(kFamily_), kHasLogSum = has_log_sum(kFamily_);
-  // Rounds whose columns a lane holds at a time, where they are whole; while it looks for maxima,
-  // which takes few instructions.
-  static constexpr int kRoundsOfMax = sizeof(T) == 2 ? 5 : kHasTeacher ? 1 : 2;
-  static constexpr int kRounds = kSoftcap_ || kHasTeacher ? 1 : sizeof(T) == 2 ? 5 : 2;
+  // Rounds whose columns a lane holds at a time; while it looks for maxima, which takes few
+  // instructions. A strip has 4 to 10: of five at a time, the loops of those left over would be
+  // fetched for them alone.
+  static constexpr int kRoundsOfMax = sizeof(T) == 2 ? 4 : kHasTeacher ? 1 : 2;
+  static constexpr int kRounds = kSoftcap_ || kHasTeacher ? 1 : 2;
 };
 
 struct RowFloats {

@@ -211,16 +211,14 @@ __device__ inline void in_groups(int n, const Step& step, int first = 0) {
   if constexpr (kMost > 1) in_groups<(kMost > 2 ? 2 : 1)>(n, step, first);
 }
 
-inline constexpr int kMaxRounds = 5;
-
 // Calls step<kTail>(column, student's eight, teacher's eight) for each of this lane's vectors of a
 // strip, ascending; kTail: in the strip's last round, which is short, so that columns at and past
 // `columns` may be among them, as -inf. At most kMost vectors of each are loaded ahead.
 //
-// A Strip has `load(column)` and, for the last round, `load_tail(column, columns)`; at most
-// kMostRounds of them are worth loading ahead. Where it is kPadded, -inf follows the row's last
-// column up to a whole round. Then that round is as good as any: code of its own, for one warp of
-// all, would make the others wait (a softcap makes -inf finite).
+// A Strip has `load(column)` and, for the last round, `load_tail(column, columns)`; where
+// kLoadsAhead, loads are cheap enough to have several under way. Where it is kPadded, -inf follows
+// the row's last column up to a whole round. Then that round is as good as any: code of its own,
+// for one warp of all, would make the others wait (a softcap makes -inf finite).
 template <class Kind, int kMost, class Strip, class Step>
 __device__ inline void for_each_vector(const Strip& student, const Strip& teacher, int columns,
                                        int lane, const Step& step) {
@@ -228,8 +226,7 @@ __device__ inline void for_each_vector(const Strip& student, const Strip& teache
   constexpr bool kPadded = Strip::kPadded && !Kind::kSoftcap;
   const int whole = (kPadded ? columns + kWarpColumns - 1 : columns) / kWarpColumns;
   const auto column_of = [&](int round) { return round * kWarpColumns + lane * kLaneColumns; };
-  constexpr int kGroup = kMost < Strip::kMostRounds ? kMost : Strip::kMostRounds;
-  in_groups<kGroup>(whole, [&]<int k>(int first) {
+  in_groups<Strip::kLoadsAhead ? kMost : 1>(whole, [&]<int k>(int first) {
     Eight mine[k], others[k];
 #pragma unroll
     for (int r = 0; r < k; ++r) {

@@ -11,7 +11,7 @@ namespace ullage::lossk::cuda {
 template <class T, bool kAligned_>
 struct StreamedStrip {
   static constexpr bool kAligned = kAligned_, kKept = false, kShifted = false, kPadded = false;
-  static constexpr int kMostRounds = kAligned ? kMaxRounds : 1;
+  static constexpr bool kLoadsAhead = kAligned;
   const T* data;
 
   __device__ Vector<T> load(int column) const {
