@@ -167,12 +167,12 @@ struct ClusterWish {
 };
 inline constexpr ClusterWish kUsualWishes[] = {{1, kSlots + 1}, {1, kSlots},     {2, kSlots},
                                                {4, kSlots},     {8, kSlots},     {16, kSlots},
-                                               {8, kSlots - 1}, {16, kSlots - 1}};
+                                               {1, kSlots - 1}, {8, kSlots - 1}, {16, kSlots - 1}};
 // Where rows are only summed, or a teacher's twice, no gradient waits for a third row: two of them
 // in half as many blocks are better (50257 to 200064 columns: by 2 to 30 %).
-inline constexpr ClusterWish kTwoRowWishes[] = {{1, kSlots},     {2, kSlots},     {2, kSlots - 1},
-                                                {4, kSlots},     {4, kSlots - 1}, {8, kSlots},
-                                                {8, kSlots - 1}, {16, kSlots},    {16, kSlots - 1}};
+inline constexpr ClusterWish kTwoRowWishes[] = {
+    {1, kSlots}, {2, kSlots},     {2, kSlots - 1}, {4, kSlots},     {4, kSlots - 1},
+    {8, kSlots}, {8, kSlots - 1}, {16, kSlots},    {1, kSlots - 1}, {16, kSlots - 1}};
 inline std::span<const ClusterWish> wishes_of(const RowWork& work, bool forced) {
   const std::span<const ClusterWish> two_rows = kTwoRowWishes;
   // Two rows in 16 blocks take a third longer to sum than the other kernel (float32, 151936).

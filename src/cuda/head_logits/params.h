@@ -76,6 +76,8 @@ struct RowKind {
   // fetched for them alone.
   static constexpr int kRoundsOfMax = sizeof(T) == 2 ? 4 : kHasTeacher ? 1 : 2;
   static constexpr int kRounds = kSoftcap_ || kHasTeacher ? 1 : 2;
+  // The same of rows in memory, which answers late.
+  static constexpr int kRoundsFromMemory = sizeof(T) == 2 ? 5 : 2;
 };
 
 struct RowFloats {

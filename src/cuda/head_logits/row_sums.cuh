@@ -226,7 +226,8 @@ __device__ inline void for_each_vector(const Strip& student, const Strip& teache
   constexpr bool kPadded = Strip::kPadded && !Kind::kSoftcap;
   const int whole = (kPadded ? columns + kWarpColumns - 1 : columns) / kWarpColumns;
   const auto column_of = [&](int round) { return round * kWarpColumns + lane * kLaneColumns; };
-  in_groups<Strip::kLoadsAhead ? kMost : 1>(whole, [&]<int k>(int first) {
+  constexpr int kAhead = Strip::kKept ? kMost : Kind::kRoundsFromMemory;
+  in_groups<kMost == 1 || !Strip::kLoadsAhead ? 1 : kAhead>(whole, [&]<int k>(int first) {
     Eight mine[k], others[k];
 #pragma unroll
     for (int r = 0; r < k; ++r) {
