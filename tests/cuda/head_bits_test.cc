@@ -111,17 +111,26 @@ TEST_F(CudaHeadBits, DoNotDependOnRunPlacementOrKernel) {
 // lie across the ends of strips, of warps and of blocks. What leaks from a neighbour shows, for
 // rows are high and low in turn and have spikes beside every end.
 TEST_F(CudaHeadBits, DoNotDependOnTheShiftOfTheirWords) {
-  const std::vector<std::vector<std::string>> mixes = {
-      {"ce", "z", "grpo_1"}, {"kd_fkl", "ce"}, {"kd_rkl"}, {"kd_jsd", "ce"}};
+  const struct {
+    std::vector<std::string> names;
+    double softcap;
+  } mixes[] = {{{"ce", "z", "grpo_1"}, 0},
+               {{"kd_fkl", "ce"}, 0},
+               {{"kd_rkl"}, 0},
+               {{"kd_jsd", "ce"}, 0},
+               {{"kd_rkl", "ce"}, 30}};
   const struct {
     int64_t vocab;
     int cluster;
-  } cases[] = {{1281, 1}, {2055, 1}, {4097, 2}, {5121, 4}, {9001, 2}, {12289, 8}, {16391, 4}};
+  } cases[] = {{1, 1},    {3, 1},    {7, 1},     {8, 1},    {9, 1},    {255, 1},
+               {256, 1},  {257, 1},  {1281, 1},  {2055, 1}, {4097, 2}, {5120, 4},
+               {5121, 4}, {9001, 2}, {12289, 8}, {16391, 4}};
   constexpr int64_t kRows = 17;
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
-    for (const auto& names : mixes) {
+    for (const auto& [names, softcap] : mixes) {
       for (const auto& [vocab, cluster] : cases) {
         RandomHead head = draw(names, rng, kRows, vocab, dtype);
+        head.config.options.softcap = softcap;
         for (int64_t r = 0; r < kRows; ++r) {
           for (int64_t j = 0; j < vocab; ++j) {
             const int64_t to_end = std::min((j + 8) % 256, vocab - 1 - j);
@@ -133,7 +142,7 @@ TEST_F(CudaHeadBits, DoNotDependOnTheShiftOfTheirWords) {
           if (r % 5 == 4) continue;  // some rows do not count
           // The labels of others lie where words are shared.
           const int64_t ends[] = {0, 1, 7, 255, 256, 259, vocab - 2, vocab - 1};
-          head.inputs.labels[r] = ends[below(rng, 8)];
+          head.inputs.labels[r] = std::clamp<int64_t>(ends[below(rng, 8)], 0, vocab - 1);
         }
         store_inputs(head.inputs, dtype);
         const int64_t per_word = 16 / size_of(dtype);
@@ -284,6 +293,27 @@ TEST_F(CudaHeadBits, EveryRowIsTakenOnce) {
   }
 }
 
+// So many rows for blocks alone that they take four at a time, and the last of them fewer.
+TEST_F(CudaHeadBits, ShortRowsTakenSeveralAtATime) {
+  constexpr int64_t kRows = 34'001, kVocab = 1031;
+  RandomHead head = draw({"ce"}, rng, kRows, kVocab, DType::kBF16);
+  for (int64_t r = 0; r < kRows; ++r) {
+    head.inputs.labels[r] = r % 5 == 3 ? -100 : below(rng, kVocab);
+  }
+  for (const bool gradient : {true, false}) {
+    DeviceOptions options = {.dtype = DType::kBF16,
+                             .kernel = "head_rows_sm80_streamed",
+                             .gradient = gradient,
+                             .row_outputs = false};
+    const DeviceResult streamed = run_on_device(head.config, head.inputs, options);
+    options.kernel = "head_rows_sm90_cluster";
+    options.tuning = {.cluster = 1};
+    const DeviceResult kept = run_on_device(head.config, head.inputs, options);
+    ASSERT_EQ(kept.kernel, "head_rows_sm90_cluster") << kept.planned.to_string();
+    expect_same(streamed, kept, gradient ? "with a gradient" : "forward");
+  }
+}
+
 // A row's results do not depend on the rows beside it; every term divides by a given
 // number.
 TEST_F(CudaHeadBits, DoNotDependOnTheBatch) {
@@ -330,18 +360,20 @@ TEST_F(CudaHeadBits, AnEqualTeacherGivesExactlyZero) {
 
 // Several rows for each cluster, of one block and of four.
 TEST_F(CudaHeadBits, IgnoredRowsAreNotRead) {
-  constexpr int64_t kRows = 200, kVocab = 3000;
+  constexpr int64_t kRows = 200;
   const struct {
     const char* kernel;
     int cluster;
-  } cases[] = {
-      {"head_rows_sm90_cluster", 1}, {"head_rows_sm90_cluster", 4}, {"head_rows_sm80_streamed", 0}};
-  for (const auto& [kernel, cluster] : cases) {
-    RandomHead head = draw({"ce", "z"}, rng, kRows, kVocab, DType::kBF16);
+    int64_t vocab;  // odd: rows share words
+  } cases[] = {{"head_rows_sm90_cluster", 1, 3000},  {"head_rows_sm90_cluster", 4, 3000},
+               {"head_rows_sm90_cluster", 1, 3001},  {"head_rows_sm90_cluster", 4, 3001},
+               {"head_rows_sm80_streamed", 0, 3000}, {"head_rows_sm80_streamed", 0, 3001}};
+  for (const auto& [kernel, cluster, vocab] : cases) {
+    RandomHead head = draw({"ce", "z"}, rng, kRows, vocab, DType::kBF16);
     for (int64_t r = 0; r < kRows; ++r) {
       if (r % 3 == 0) head.inputs.labels[r] = -100;
       if (head.inputs.labels[r] >= 0) continue;
-      for (int64_t j = 0; j < kVocab; ++j) head.inputs.logits[r * kVocab + j] = NAN;
+      for (int64_t j = 0; j < vocab; ++j) head.inputs.logits[r * vocab + j] = NAN;
     }
     const DeviceResult result =
         run_on_device(head.config, head.inputs,
@@ -353,7 +385,7 @@ TEST_F(CudaHeadBits, IgnoredRowsAreNotRead) {
       if (head.inputs.labels[r] >= 0) continue;
       EXPECT_EQ(result.token_loss[r], 0);
       EXPECT_EQ(result.argmax[r], -1);
-      for (int64_t j = 0; j < kVocab; ++j) ASSERT_EQ(result.gradient[r * kVocab + j], 0);
+      for (int64_t j = 0; j < vocab; ++j) ASSERT_EQ(result.gradient[r * vocab + j], 0);
     }
   }
 }

@@ -197,7 +197,33 @@ TEST(CudaHeadPlan, TwoRowsInASmallerCluster) {
       {}, rejections);
   ASSERT_TRUE(streamed.ok());
   EXPECT_EQ(streamed->kernel, cuda::RowKernel::kStreamed);
-  EXPECT_EQ(rejections.size(), 1u);
+  ASSERT_EQ(rejections.size(), 1u);
+  EXPECT_NE(rejections[0].reason.find("holds two"), std::string::npos) << rejections[0].reason;
+}
+
+// What is forced is forced for all that a run may ask for, aligned or not.
+TEST(CudaHeadPlan, NothingFallsBackFromAForcedKernel) {
+  for (const int64_t vocab : {3, 100, 1000, 1024, 5000}) {
+    std::vector<float> rows(8);
+    Inputs inputs;
+    Outputs nothing, entropy;
+    entropy.entropy = {rows.data(), DType::kF32, 8, 1};
+    Request request = bf16();
+    request.entropy = true;
+    for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+      const auto plan = plan_cuda({8, 0, vocab}, cross_entropy(), request, {.kernel = kernel});
+      ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+      std::vector<std::byte> workspace(static_cast<size_t>(plan->workspace_bytes()));
+      for (const int shift : {0, 1}) {
+        const auto* const base = reinterpret_cast<const std::byte*>(0x1000);
+        inputs.logits = {base + 2 * shift, DType::kBF16, 8, vocab, 8 * vocab};
+        for (const Outputs* outputs : {&nothing, &entropy}) {
+          const auto rows_of = cuda::open_rows(*plan, inputs, *outputs, workspace.data());
+          EXPECT_EQ(cuda::name_of(rows_of.launch.layout.kernel), kernel) << vocab << " " << shift;
+        }
+      }
+    }
+  }
 }
 
 // Its own kernels where nothing else of a second pass is asked for and no dense teacher is there;

@@ -17,7 +17,7 @@
 //
 // Every row passes every barrier and every exchange, whether it counts or not: a barrier's phase is
 // known from the row, and no block leaves its peers behind. What is written for row i is free
-// again, with g groups and t tables (2 g, or 4 g for sums without extras):
+// again, with g groups and t tables (at least 2 g, or 4 g for sums without extras):
 //   strips' sums    for row i + t, which a group sums once it has the word of row i + t - 2 g
 //   sections' sums  for row i + t: a row's are sent once the block has the word of t / 2 rows
 //                   before, so who sends for row i + t has the word of row i + t / 2, which every
@@ -31,9 +31,9 @@
 //                   word
 //
 // The terms' warps wait for sums by the parity of their table's barrier, and must not take those of
-// t rows before for a row's own. In a cluster, one of two evaluates all rows of a group, which sums
-// none before it has the word of row i - t. In a block alone, with three, there are as many tables
-// as rows can be on the way, its slots and those told ahead.
+// row i - t for row i's. In a cluster there are two, and t is even: the one that waits for row i
+// had row i - t. In a block alone, with three, there are as many tables as rows can be on the way,
+// its slots and those told ahead.
 //
 // tests/cuda/cluster_rows_model.py runs all this under random schedulers: change it there first.
 #pragma once
@@ -48,7 +48,7 @@ namespace ullage::lossk::cuda {
 #if ULLAGE_SM90
 
 // -inf behind the last columns of a row, up to a whole round and the word after, in every slot: but
-// for a row's last word and the next (LoadWarp::load_ends), copies never reach there.
+// for a row's last word and the next (LoadWarp::Slice), copies never reach there.
 template <class Kind>
 __device__ inline void pad_slots(const ClusterShared<Kind>& shared) {
   using T = typename Kind::Element;

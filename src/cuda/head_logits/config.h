@@ -173,12 +173,10 @@ inline constexpr ClusterWish kUsualWishes[] = {{1, kSlots + 1}, {1, kSlots},    
 inline constexpr ClusterWish kTwoRowWishes[] = {
     {1, kSlots}, {2, kSlots},     {2, kSlots - 1}, {4, kSlots},     {4, kSlots - 1},
     {8, kSlots}, {8, kSlots - 1}, {16, kSlots},    {1, kSlots - 1}, {16, kSlots - 1}};
-inline std::span<const ClusterWish> wishes_of(const RowWork& work, bool forced) {
-  const std::span<const ClusterWish> two_rows = kTwoRowWishes;
-  // Two rows in 16 blocks take a third longer to sum than the other kernel (float32, 151936).
-  if (work.sums_only()) return two_rows.first(two_rows.size() - (forced ? 0 : 1));
+inline std::span<const ClusterWish> wishes_of(const RowWork& work) {
   const bool twice = has_teacher(work.family) && n_extras(work.family, work.extras) > 0;
-  return twice ? two_rows : kUsualWishes;
+  if (twice || work.sums_only()) return kTwoRowWishes;
+  return kUsualWishes;
 }
 
 // plan_cuda with a layout that is not the one chosen here.
@@ -225,7 +223,7 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const Row
   const auto fits = [&](const RowLayout& layout) {
     return layout.shared_bytes <= device.shared_per_block_bytes;
   };
-  for (const ClusterWish& wish : wishes_of(work, forced == cluster_name)) {
+  for (const ClusterWish& wish : wishes_of(work)) {
     if (wish.cluster > device.max_cluster_blocks ||
         wish.cluster > n_sections(cut_of(vocab, size_of(dtype), family)) ||
         (tuning.cluster > 0 && wish.cluster != tuning.cluster)) {
@@ -237,14 +235,24 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const Row
       return layout_of(RowKernel::kCluster, vocab, size_of(dtype), work, wish.cluster, tables,
                        wished);
     };
+    const auto take = [&](const RowLayout& layout) -> Result<RowLayout> {
+      if (work.sums_only() && layout.cluster == 16 && layout.slots < kSlots && forced.empty()) {
+        return pass_over("rows of " + describe(vocab) +
+                         " columns, of which a cluster of 16 blocks holds two, are summed sooner "
+                         "from memory");
+      }
+      return layout;
+    };
     // With four tables a group, a block's sums may be two rows of it ahead of the words.
     for (const int tables : {4, 2}) {
-      if (const RowLayout layout = lay(tables); fits(layout)) return layout;
+      if (const RowLayout layout = lay(tables); fits(layout)) return take(layout);
     }
     // Two groups that only sum have twice the tables of one, and a slot more than two.
     if (!work.sums_only() || tuning.warps > 0) continue;
     wished.warps = kMaxColumnWarps;
-    if (const RowLayout layout = lay(2); fits(layout) && layout.slots >= wish.slots) return layout;
+    if (const RowLayout layout = lay(2); fits(layout) && layout.slots >= wish.slots) {
+      return take(layout);
+    }
   }
   return pass_over("a row of " + describe(vocab) + " columns, " + describe(kSlots - 1) +
                    " times, exceeds the shared memory of a cluster of " +

@@ -327,8 +327,9 @@ __device__ inline void store_vector(T* to, const float (&g)[8], int valid, bool 
   }
 }
 
-// Eight columns of each lane of a warp, whose lanes' addresses follow one another: aligned, and in
-// stores of whole 32-byte sectors. `columns`: left from `to` on, in whole 16-byte words.
+// Eight columns of each lane of a warp, whose lanes' addresses follow one another, each the first
+// of a 16-byte word: in stores that fill 32-byte sectors, where the words do. `columns`: left from
+// `to` on, in whole words.
 template <class T>
 __device__ inline void store_whole(T* to, const float (&g)[8], int columns, int lane) {
   if constexpr (sizeof(T) == 2) {

@@ -76,7 +76,7 @@ struct RowKind {
   // fetched for them alone.
   static constexpr int kRoundsOfMax = sizeof(T) == 2 ? 4 : kHasTeacher ? 1 : 2;
   static constexpr int kRounds = kSoftcap_ || kHasTeacher ? 1 : 2;
-  // The same of rows in memory, which answers late.
+  // The same of rows in memory, which answers late; where more than one is held.
   static constexpr int kRoundsFromMemory = sizeof(T) == 2 ? 5 : 2;
 };
 

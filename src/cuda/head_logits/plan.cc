@@ -360,15 +360,17 @@ Result<CudaHeadPlan> cuda::plan_with_tuning(const Shape& shape, const HeadConfig
   const Result<cuda::RowLaunch> plain = choose(works[kNothing], options.kernel, state->rejections);
   if (!plain) return plain.status();
   state->kernel = name_of(plain->layout.kernel);
-  // What is asked for beside it changes the layout, and the kernel only where it is too long.
-  const std::string_view kernel =
-      plain->layout.kernel == cuda::RowKernel::kCluster ? "" : std::string_view(state->kernel);
-  for (int asked = 0; asked < kAsked; ++asked) {
+  // What is asked for beside it changes the layout, and the kernel only where rows get too long.
+  const auto choose_beside = [&](const RowWork& work) {
     std::vector<Rejection> unused;
+    Result<cuda::RowLaunch> same = choose(work, state->kernel, unused);
+    return same ? same : choose(work, "", unused);
+  };
+  for (int asked = 0; asked < kAsked; ++asked) {
     RowWork work = works[asked];
-    const auto aligned = asked == kNothing ? plain : choose(work, kernel, unused);
+    const auto aligned = asked == kNothing ? plain : choose_beside(work);
     work.aligned = false;
-    const auto any = choose(work, kernel, unused);
+    const auto any = choose_beside(work);
     if (!aligned) return aligned.status();
     if (!any) return any.status();
     state->launches[asked] = {*aligned, *any};

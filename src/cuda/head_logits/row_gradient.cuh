@@ -158,7 +158,8 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
       store_vector(to + column, g, valid, kAligned);
     }
   };
-  for_each_vector<Kind, kPlain ? Kind::kRounds : 1>(student, teacher, columns, lane, write);
+  for_each_vector<Kind, kPlain ? kRoundsOf<Kind, Strip, Kind::kRounds> : 1>(student, teacher,
+                                                                            columns, lane, write);
   if constexpr (kPatched) {
     __syncwarp();  // a pair's other lane may have written it
     if (label < 0 || label >= columns || label / kLaneColumns % 32 != lane) return;

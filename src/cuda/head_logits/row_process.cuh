@@ -96,14 +96,14 @@ __device__ inline void write_finished_row(const HeadParams& p, int64_t row, cons
   if (p.row_words != nullptr) static_cast<RowWord*>(p.row_words)[row] = done.word;
 }
 
-// The first column of a strip. Strips and rounds multiply to less than 2^31.
+// The first column of a strip; its number and the rounds multiply to less than 2^31.
 __device__ inline int first_column(const HeadParams& p, int strip) {
   return (strip * p.cut.n_rounds >> p.cut.log2_strips) * kWarpColumns;
 }
 // The columns of strips `first` to before `last`.
 __device__ inline int columns_between(const HeadParams& p, int first, int last) {
   const int from = first_column(p, first);
-  const int64_t to = int64_t{last * p.cut.n_rounds >> p.cut.log2_strips} * kWarpColumns;
+  const int64_t to = (int64_t{last} * p.cut.n_rounds >> p.cut.log2_strips) * kWarpColumns;
   return static_cast<int>((to < p.vocab ? to : p.vocab) - from);
 }
 

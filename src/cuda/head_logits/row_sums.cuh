@@ -211,6 +211,10 @@ __device__ inline void in_groups(int n, const Step& step, int first = 0) {
   if constexpr (kMost > 1) in_groups<(kMost > 2 ? 2 : 1)>(n, step, first);
 }
 
+// How many rounds of a strip are taken at a time, where its kind says `kKept`.
+template <class Kind, class Strip, int kKept>
+inline constexpr int kRoundsOf = kKept == 1 || Strip::kKept ? kKept : Kind::kRoundsFromMemory;
+
 // Calls step<kTail>(column, student's eight, teacher's eight) for each of this lane's vectors of a
 // strip, ascending; kTail: in the strip's last round, which is short, so that columns at and past
 // `columns` may be among them, as -inf. At most kMost vectors of each are loaded ahead.
@@ -226,8 +230,7 @@ __device__ inline void for_each_vector(const Strip& student, const Strip& teache
   constexpr bool kPadded = Strip::kPadded && !Kind::kSoftcap;
   const int whole = (kPadded ? columns + kWarpColumns - 1 : columns) / kWarpColumns;
   const auto column_of = [&](int round) { return round * kWarpColumns + lane * kLaneColumns; };
-  constexpr int kAhead = Strip::kKept ? kMost : Kind::kRoundsFromMemory;
-  in_groups<kMost == 1 || !Strip::kLoadsAhead ? 1 : kAhead>(whole, [&]<int k>(int first) {
+  in_groups<Strip::kLoadsAhead ? kMost : 1>(whole, [&]<int k>(int first) {
     Eight mine[k], others[k];
 #pragma unroll
     for (int r = 0; r < k; ++r) {
@@ -336,7 +339,7 @@ __device__ inline StripMaxima strip_maxima(const Strip& student, const Strip& te
     running.add(student.data[end + i]);
     if constexpr (Kind::kHasTeacher) teacher_running.add(teacher.data[end + i]);
   } else {
-    for_each_vector<Kind, Kind::kRoundsOfMax>(
+    for_each_vector<Kind, kRoundsOf<Kind, Strip, Kind::kRoundsOfMax>>(
         student, teacher, columns, lane,
         [&]<bool kTail>(int, const Vector<T>& mine, const Vector<T>& others) {
           running.add(mine);
@@ -359,7 +362,7 @@ __device__ inline StripSums<Kind> strip_sums(const HeadParams& p, const Strip& s
   StripSums<Kind> total;
   total.max = most.student;
   total.teacher_max = most.teacher;
-  for_each_vector<Kind, Kind::kRounds>(
+  for_each_vector<Kind, kRoundsOf<Kind, Strip, Kind::kRounds>>(
       student, teacher, columns, lane,
       [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
         add_columns<Kind>(p, mine, others, kTail ? columns - column : kLaneColumns, reference,
