@@ -150,6 +150,7 @@ TEST_F(CudaHeadBits, DoNotDependOnTheShiftOfTheirWords) {
         const DeviceOptions plain = {.dtype = dtype,
                                      .tuning = {.cluster = cluster},
                                      .row_outputs = false,
+                                     .entropy = false,
                                      .logits = whole,
                                      .teacher = whole,
                                      .gradient_at = whole};
