@@ -206,8 +206,10 @@ TEST(CudaHeadPlan, NothingFallsBackFromAForcedKernel) {
   for (const int64_t vocab : {3, 100, 1000, 1024, 5000}) {
     std::vector<float> rows(8);
     Inputs inputs;
-    Outputs nothing, entropy;
+    std::vector<int64_t> ids(8);
+    Outputs nothing, entropy, argmax;
     entropy.entropy = {rows.data(), DType::kF32, 8, 1};
+    argmax.argmax = {ids.data(), ids.size()};
     Request request = bf16();
     request.entropy = true;
     for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
@@ -217,7 +219,7 @@ TEST(CudaHeadPlan, NothingFallsBackFromAForcedKernel) {
       for (const int shift : {0, 1}) {
         const auto* const base = reinterpret_cast<const std::byte*>(0x1000);
         inputs.logits = {base + 2 * shift, DType::kBF16, 8, vocab, 8 * vocab};
-        for (const Outputs* outputs : {&nothing, &entropy}) {
+        for (const Outputs* outputs : {&nothing, &entropy, &argmax}) {
           const auto rows_of = cuda::open_rows(*plan, inputs, *outputs, workspace.data());
           EXPECT_EQ(cuda::name_of(rows_of.launch.layout.kernel), kernel) << vocab << " " << shift;
         }

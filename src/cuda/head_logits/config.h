@@ -143,7 +143,7 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
       sums_only ? std::max(tuning.slots, layout.groups + 1) : tuning.slots * layout.groups;
   const bool exchanged_twice = n_extras(family, work.extras) > 0;
   layout.tables = (exchanged_twice ? 2 : tables_of_group) * layout.groups;
-  // A block's warps for the terms need not be a multiple of its groups then (cluster_rows.cuh).
+  // So that a third warp for the terms takes no other row's sums for its own (cluster_rows.cuh).
   while (cluster == 1 && layout.tables < rows_told_ahead(layout) + layout.slots) layout.tables *= 2;
   layout.table_bytes =
       table_bytes(family, work.extras, layout.strips_per_block, layout.tables, layout.groups);
@@ -161,7 +161,8 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
 // Clusters in the order in which they are wished for, with the rows a block is to hold. The
 // smallest with three: a larger one waits for more peers, and has less of a row for each beginning
 // and end. Of 16 blocks, a GPC holds one cluster. Where rows are so short, a fourth hides how late
-// memory answers (1.26 to 1.21 times the copy at 8192 columns, 1.17 to 1.11 at 16384).
+// memory answers (1.26 to 1.21 times the copy at 8192 columns, 1.17 to 1.11 at 16384). Two rows in
+// a block alone are chosen only where `Tuning` allows no larger cluster.
 struct ClusterWish {
   int cluster, slots;
 };

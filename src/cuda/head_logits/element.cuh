@@ -123,7 +123,8 @@ __device__ inline Vector<T> load_vector(const T* from, int valid, bool aligned) 
   return v;
 }
 
-// 32-bit parts that stand in for the lower `shift` columns of a part: 0 or half of it.
+// What __byte_perm takes of two adjacent 32-bit parts: the first, or, where `shift` columns end in
+// the middle of one, the second half of the first and the first half of the second.
 template <class T>
 __device__ inline unsigned order_of_halves(int shift) {
   return sizeof(T) == 2 && shift & 1 ? 0x5432 : 0x3210;

@@ -154,7 +154,7 @@ struct HeadParams {
   // Of a cluster's block: warps that share a row, groups of them that take rows in turn, tables of
   // exchanged sums, places for rows' ids; all but the first powers of two.
   int row_warps = 0, groups = 1, tables = 2, ids = 0;
-  int terms_warps = 0;
+  int terms_warps = 0;          // that take rows in turn
   int rows_at_a_time = 1;       // that a cluster takes
   int slots = 0;                // rows that a block of a cluster holds
   int slot_bytes = 0;           // the teacher's columns included

@@ -354,9 +354,11 @@ Result<CudaHeadPlan> cuda::plan_with_tuning(const Shape& shape, const HeadConfig
                            options.device.n_multiprocessors};
   };
   const bool gradient = request.d_logits;
-  const RowWork works[kAsked] = {{family, false, gradient},
-                                 {has_teacher(family) ? family : Family::kEntropy, true, gradient},
-                                 {family, true, gradient}};
+  const RowWork works[kAsked] = {{.family = family, .gradient = gradient},
+                                 {.family = has_teacher(family) ? family : Family::kEntropy,
+                                  .extras = true,
+                                  .gradient = gradient},
+                                 {.family = family, .extras = true, .gradient = gradient}};
   const Result<cuda::RowLaunch> plain = choose(works[kNothing], options.kernel, state->rejections);
   if (!plain) return plain.status();
   state->kernel = name_of(plain->layout.kernel);

@@ -1,4 +1,4 @@
-// A warp of a cluster's block that evaluates the terms of one of so many rows
+// A warp of a cluster's block that evaluates the terms of every p.terms_warps-th row
 // (cluster_rows.cuh).
 #pragma once
 
