@@ -27,7 +27,6 @@ usage: peers_torch.py [--quick] [--only PEER,...] [--rows KIND,...] [--output FI
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
 import time
@@ -41,12 +40,11 @@ for variable, folder in (("LIGER", "src"), ("CCE", "."), ("QUACK", ".")):
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
-from record import save, started  # noqa: E402
+from record import save, started, timed  # noqa: E402
 from ullage.torch import check, filter_reports, linear_cross_entropy  # noqa: E402
 
 SHAPES = [(2048, 4096, 151936), (8192, 1024, 151936), (8192, 4096, 128256)]
 ROUNDS = 7
-AHEAD = 8192  # the side of the products before each
 POINTS = {"flat": 0, "peaked": 12, "sure": 24}  # logit of the target, about
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -198,26 +196,6 @@ class Measured:
             "host_ms": round(host, 4),
             **self.record,
         }
-
-
-@functools.cache
-def busy() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(AHEAD, AHEAD, device="cuda").bfloat16(), torch.empty(AHEAD, AHEAD, device="cuda").bfloat16()
-
-
-def timed(step: Callable[[], object]) -> tuple[float, float]:
-    """Milliseconds of the device and of the host."""
-    factor, out = busy()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    for _ in range(2):
-        torch.mm(factor, factor, out=out)
-    begin.record()
-    entered = time.perf_counter()
-    step()
-    host_ms = (time.perf_counter() - entered) * 1e3
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end), host_ms
 
 
 class Products:

@@ -1,14 +1,40 @@
-"""What the records of the benchmarks through PyTorch have in common."""
+"""What the benchmarks through PyTorch have in common: how a step is timed, and their records."""
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 import ullage
+
+
+AHEAD = 8192  # the side of the products before each step
+
+
+@functools.cache
+def busy() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(AHEAD, AHEAD, device="cuda").bfloat16(), torch.empty(AHEAD, AHEAD, device="cuda").bfloat16()
+
+
+def timed(step: Callable[[], object]) -> tuple[float, float]:
+    """Milliseconds of the device and of the host, which is ahead: products come before."""
+    factor, out = busy()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(2):
+        torch.mm(factor, factor, out=out)
+    begin.record()
+    entered = time.perf_counter()
+    step()
+    host_ms = (time.perf_counter() - entered) * 1e3
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end), host_ms
 
 
 def started(benchmark: str, missing: dict[str, str]) -> dict:

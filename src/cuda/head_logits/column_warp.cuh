@@ -180,8 +180,8 @@ class ColumnWarp {
         slot, row, [&](int s, const Strip& student, const Strip& teacher, int columns, int) {
           if (!has_most) most = strip_maxima<Kind>(student, teacher, columns, lane_);
           with_loads(student, teacher, [&](const auto& mine, const auto& others) {
-            const StripSums<Kind> strip = strip_sums<Kind>(p_, mine, others, columns, lane_, most);
-            if (lane_ == 0) put_sums(table, p_.strips_per_block, s, strip);
+            put_strip(table, p_.strips_per_block, s, most,
+                      lane_sums<Kind>(p_, mine, others, columns, lane_, most), lane_);
           });
         });
   }

@@ -51,6 +51,7 @@ class LoadWarp {
       slot.advance(p_.slots);
       arrival.advance(shared_.arrivals());
     }
+    ptx::let_next_kernel_start();
     if (feeds) feed.reset();
   }
 

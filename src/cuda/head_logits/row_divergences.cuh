@@ -98,12 +98,12 @@ struct MixColumn {
   }
 };
 
-// kTeacherFromMix and kStudentFromMix of one strip, times sum 2^u: three special functions a
-// column.
+// This lane's part of a strip's kTeacherFromMix and kStudentFromMix, times sum 2^u: three special
+// functions a column.
 template <class Kind, class Strip>
-__device__ inline void strip_mix_sums(const HeadParams& p, const Strip& student,
-                                      const Strip& teacher, int columns, const RowSums& row,
-                                      int lane, float (&sums)[2]) {
+__device__ inline void lane_mix_sums(const HeadParams& p, const Strip& student,
+                                     const Strip& teacher, int columns, const RowSums& row,
+                                     int lane, float (&sums)[2]) {
   using T = typename Kind::Element;
   const LogRatio log_ratio(row);
   sums[0] = sums[1] = 0;
@@ -122,7 +122,6 @@ __device__ inline void strip_mix_sums(const HeadParams& p, const Strip& student,
     }
   };
   for_each_vector<Kind, 2>(student, teacher, columns, lane, add);
-  warp_sums(sums);
 }
 
 }  // namespace ullage::lossk::cuda

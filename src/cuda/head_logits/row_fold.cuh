@@ -18,6 +18,23 @@ __device__ inline void put_sums(float* table, int n, int i, const StripSums<Kind
   }
   if constexpr (Kind::kHasLogSum) table[kLogSum<Kind> * n + i] = s.sums.log_sum;
 }
+// Strip `i`: its maxima, and the sums of what the lanes of a warp have of it.
+template <class Kind>
+__device__ inline void put_strip(float* table, int n, int i, const StripMaxima& most,
+                                 const RelativeSums<Kind>& mine, int lane) {
+  constexpr int kCount = kSums<Kind::kFamily> - (Kind::kHasTeacher ? 2 : 1);
+  float sums[kCount] = {mine.sum};
+  if constexpr (Kind::kHasTeacher) sums[1] = mine.teacher_sum;
+  if constexpr (Kind::kHasLogSum) sums[kCount - 1] = mine.log_sum;
+  const float sum = spread_sums(sums, lane);
+  const int which = lane / kLanesOfSum<kCount>;
+  const int kind =
+      which == 0 ? kSum : which == 1 && Kind::kHasTeacher ? kTeacherSum : kLogSum<Kind>;
+  if (lane % kLanesOfSum<kCount> == 0 && which < kCount) table[kind * n + i] = sum;
+  if (lane != 0) return;
+  table[kMax * n + i] = most.student;
+  if constexpr (Kind::kHasTeacher) table[kTeacherMax * n + i] = most.teacher;
+}
 template <class Kind>
 __device__ inline StripSums<Kind> sums_at(const float* table, int n, int i) {
   StripSums<Kind> s;
@@ -138,9 +155,10 @@ __device__ inline void put_strip_extras(const HeadParams& p, float* table, int n
   }
   if constexpr (kFamily == Family::kJensenShannon) {
     float sums[2];
-    strip_mix_sums<Kind>(p, student, teacher, columns, row, lane, sums);
-    put(kTeacherFromMix, sums[kTeacherFromMix]);
-    put(kStudentFromMix, sums[kStudentFromMix]);
+    lane_mix_sums<Kind>(p, student, teacher, columns, row, lane, sums);
+    const float sum = spread_sums(sums, lane);
+    const int which = lane / kLanesOfSum<2>;
+    if (lane % kLanesOfSum<2> == 0) table[which * n + i] = sum;
   }
   if (!kAsked || !wants_extra<kFamily>(p)) return;
   const ExtraSums s = strip_extra_sums<Kind>(p, student, columns, first_column, row, lane);

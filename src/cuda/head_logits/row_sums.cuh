@@ -96,6 +96,31 @@ __device__ inline void warp_sums(float (&x)[n]) {
     for (int i = 0; i < n; ++i) x[i] += other[i];
   }
 }
+// The same sums of up to three values in fewer shuffles: a step that halves the lanes of a value
+// halves the values of a lane. The i-th is in lane i * kLanesOfSum<n>.
+template <int n>
+inline constexpr int kLanesOfSum = n == 1 ? 32 : n == 2 ? 16 : 8;
+template <int n>
+__device__ inline float spread_sums(const float (&x)[n], int lane) {
+  static_assert(n <= 3);
+  const auto exchanged = [](float keep, float give, int step) {
+    return keep + __shfl_xor_sync(~0u, give, step);
+  };
+  const bool upper = lane & 16, second = lane & 8;
+  float mine = x[0];
+  if constexpr (n == 1) mine = exchanged(x[0], x[0], 16);
+  if constexpr (n == 2) mine = exchanged(upper ? x[1] : x[0], upper ? x[0] : x[1], 16);
+  if constexpr (n == 3) {
+    const float first = exchanged(upper ? x[2] : x[0], upper ? x[0] : x[2], 16);
+    const float other = exchanged(x[1], x[1], 16);
+    mine = exchanged(upper || !second ? first : other, upper || second ? first : other, 8);
+  } else {
+    mine = exchanged(mine, mine, 8);
+  }
+#pragma unroll
+  for (int step = 4; step > 0; step /= 2) mine = exchanged(mine, mine, step);
+  return mine;
+}
 // Floats as ints of the same order; a canonical NaN is the largest.
 __device__ inline int ordered(float x) {
   const int bits = __float_as_int(x);
@@ -351,25 +376,22 @@ __device__ inline StripMaxima strip_maxima(const Strip& student, const Strip& te
   return most;
 }
 
-// One strip, by a warp; in every lane.
+// This lane's part of a strip.
 template <class Kind, class Strip>
-__device__ inline StripSums<Kind> strip_sums(const HeadParams& p, const Strip& student,
+__device__ inline RelativeSums<Kind> lane_sums(const HeadParams& p, const Strip& student,
                                              const Strip& teacher, int columns, int lane,
                                              const StripMaxima& most) {
   using T = typename Kind::Element;
   const float reference = student_reference<Kind>(p, most.student);
   const float teacher_reference = ullage::lossk::cuda::teacher_reference(p, most.teacher);
-  StripSums<Kind> total;
-  total.max = most.student;
-  total.teacher_max = most.teacher;
+  RelativeSums<Kind> sums;
   for_each_vector<Kind, kRoundsOf<Kind, Strip, Kind::kRounds>>(
       student, teacher, columns, lane,
       [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
         add_columns<Kind>(p, mine, others, kTail ? columns - column : kLaneColumns, reference,
-                          teacher_reference, total.sums);
+                          teacher_reference, sums);
       });
-  total.sums = warp_sum(total.sums);
-  return total;
+  return sums;
 }
 
 // Arg max, label smoothing and, beside those or a teacher, the entropy: asked for by few, so they

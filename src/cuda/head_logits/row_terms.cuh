@@ -61,9 +61,12 @@ __device__ inline int64_t label_column(const HeadParams& p, int64_t row) {
 }
 
 // A labelled row's segment, or -1 where the census refused it.
-__device__ inline int64_t segment_of(const HeadParams& p, int64_t row) {
-  const int64_t segment = index_at(p.segments, row);
+__device__ inline int64_t as_segment(const HeadParams& p, uint64_t bits) {
+  const int64_t segment = as_index(p.segments, bits);
   return segment >= 0 && segment < p.n_segments ? segment : -1;
+}
+__device__ inline int64_t segment_of(const HeadParams& p, int64_t row) {
+  return as_segment(p, index_bits_at(p.segments, row));
 }
 __device__ inline int tokens_of_segment(const HeadParams& p, int64_t row) {
   const int64_t segment = segment_of(p, row);

@@ -9,6 +9,25 @@ namespace ullage::lossk::cuda {
 
 inline constexpr int kScalarThreads = 1024;
 
+// Calls use(row, load(row)) for every blockDim.x-th row of n from this thread's first on, ascending,
+// with kAhead loads under way: a block by itself waits for memory as often as it asks.
+template <int kAhead, class Load, class Use>
+__device__ inline void for_each_row(int64_t n, const Load& load, const Use& use) {
+  for (int64_t first = threadIdx.x; first < n; first += int64_t{kAhead} * blockDim.x) {
+    decltype(load(first)) ahead[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int64_t row = first + int64_t{k} * blockDim.x;
+      if (row < n) ahead[k] = load(row);
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int64_t row = first + int64_t{k} * blockDim.x;
+      if (row < n) use(row, ahead[k]);
+    }
+  }
+}
+
 // The sum over the block; in every thread. `scratch`: one double a warp, shared.
 __device__ inline double block_sum(double x, double* scratch) {
 #pragma unroll
@@ -37,25 +56,34 @@ __global__ void __launch_bounds__(kScalarThreads) census(const __grid_constant__
 
   const bool has_labels = p.labels.data != nullptr;
   double n_labelled = 0, n_masked = 0, label_weights = 0;
-#pragma unroll 4
-  for (int64_t row = threadIdx.x; row < p.n_tok; row += blockDim.x) {
-    if (p.mask != nullptr && p.mask[row] != 0) n_masked += 1;
-    const int64_t label = label_column(p, row);
-    if (has_labels && !has_label(p, row)) {
-      if (index_at(p.labels, row) >= 0) report(p, row, Fault::kLabel);
-      continue;
+  const bool has_segments = p.segments.data != nullptr;
+  struct Marks {
+    uint64_t label_bits, segment_bits;
+    bool masked;
+  };
+  const auto marks_of = [&](int64_t row) -> Marks {
+    return {has_labels ? index_bits_at(p.labels, row) : ~uint64_t{0},
+            has_segments ? index_bits_at(p.segments, row) : ~uint64_t{0},
+            p.mask != nullptr && p.mask[row] != 0};
+  };
+  for_each_row<8>(p.n_tok, marks_of, [&](int64_t row, const Marks& marks) {
+    if (marks.masked) n_masked += 1;
+    const int64_t label = as_index(p.labels, marks.label_bits);
+    if (has_labels && !is_label(p, label)) {
+      if (label >= 0) report(p, row, Fault::kLabel);
+      return;
     }
     n_labelled += 1;
-    if (has_labels) label_weights += float_at(p.class_weights, label, 1);
-    if (p.segments.data != nullptr) {
-      const int64_t segment = segment_of(p, row);
+    if (has_labels) label_weights += float_at(p.class_weights, column_of_label(p, label), 1);
+    if (has_segments) {
+      const int64_t segment = as_segment(p, marks.segment_bits);
       if (segment < 0) {
         report(p, row, Fault::kSegment);
       } else {
         atomicAdd(&p.segment_tokens[segment], 1);
       }
     }
-  }
+  });
   n_labelled = block_sum(n_labelled, scratch);
   n_masked = block_sum(n_masked, scratch);
   label_weights = block_sum(label_weights, scratch);
@@ -105,12 +133,13 @@ __global__ void __launch_bounds__(kScalarThreads)
     if (term.sequence < 0) continue;
     const RowFloats& base = term.kind == LossKind::kDpo ? p.reference_log_probs : p.old_log_probs;
     double log_ratio = 0, advantage = 0;
-#pragma unroll 4
-    for (int64_t row = threadIdx.x; row < p.n_tok; row += blockDim.x) {
-      if (index_at(p.segments, row) != segment || !has_label(p, row)) continue;
-      log_ratio += static_cast<double>(p.row_log_prob[row]) - float_at(base, row, 0);
-      advantage += float_at(p.advantages, row, 0);
-    }
+    for_each_row<8>(
+        p.n_tok, [&](int64_t row) { return index_bits_at(p.segments, row); },
+        [&](int64_t row, uint64_t bits) {
+          if (as_index(p.segments, bits) != segment || !has_label(p, row)) return;
+          log_ratio += static_cast<double>(p.row_log_prob[row]) - float_at(base, row, 0);
+          advantage += float_at(p.advantages, row, 0);
+        });
     log_ratio = block_sum(log_ratio, scratch);
     advantage = block_sum(advantage, scratch);
     if (threadIdx.x == 0) {
@@ -277,10 +306,10 @@ __global__ void __launch_bounds__(kScalarThreads) scalars(const __grid_constant_
       sum += preference_loss(margin, static_cast<double>(term.beta)).loss;
     }
   } else {
-#pragma unroll 4
-    for (int64_t row = threadIdx.x; row < p.n_tok; row += blockDim.x) {
-      sum += p.row_losses[t * p.n_tok + row];
-    }
+    const float* const losses = p.row_losses + t * p.n_tok;
+    for_each_row<16>(
+        p.n_tok, [&](int64_t row) { return losses[row]; },
+        [&](int64_t, float loss) { sum += loss; });
   }
   sum = block_sum(sum, scratch);
   if (term.wants_metrics) policy_metrics(p, t, scratch);

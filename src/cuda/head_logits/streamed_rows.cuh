@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
       const int columns = columns_between(p, s, s + 1);
       with_columns(column, [&](const auto& student, const auto& teacher) {
         const StripMaxima most = strip_maxima<Kind>(student, teacher, columns, lane);
-        const StripSums<Kind> strip = strip_sums<Kind>(p, student, teacher, columns, lane, most);
-        if (lane == 0) put_sums(sums, n_strips, s, strip);
+        put_strip(sums, n_strips, s, most,
+                  lane_sums<Kind>(p, student, teacher, columns, lane, most), lane);
       });
     }
     __syncthreads();
@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
     }
     __syncthreads();  // every warp has read this row's word
   }
+  ullage::cuda::ptx::let_next_kernel_start();
 }
 
 struct StreamedRows {
