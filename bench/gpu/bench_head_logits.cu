@@ -433,7 +433,8 @@ int main(int argc, char** argv) {
   } const shapes[] = {{8192, 151936, DType::kBF16}, {16384, 32768, DType::kBF16},
                       {8192, 128256, DType::kBF16}, {4096, 262144, DType::kBF16},
                       {4096, 151936, DType::kF32},  {16384, 50257, DType::kBF16},
-                      {65536, 8192, DType::kBF16},  {262144, 1000, DType::kBF16}};
+                      {65536, 8192, DType::kBF16},  {131072, 4096, DType::kBF16},
+                      {262144, 1000, DType::kBF16}, {262144, 256, DType::kBF16}};
   int index = 0;
   for (const auto& [n_tok, vocab, dtype] : shapes) {
     if (only >= 0 && index++ != only) continue;

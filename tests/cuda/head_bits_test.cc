@@ -107,6 +107,44 @@ TEST_F(CudaHeadBits, DoNotDependOnRunPlacementOrKernel) {
   }
 }
 
+// Several rows a warp, each with a lane for its terms.
+TEST_F(CudaHeadBits, ShortRowsAreThoseOfTheOtherKernels) {
+  auto mixes = kMixes;
+  mixes.push_back({"ce", "z", "grpo_1", "gspo_0"});
+  mixes.push_back({"ce", "z", "z_every", "grpo_1", "ce_smoothed"});
+  mixes.push_back({"kd_fkl", "kd_rkl", "kd_jsd"});
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const auto& names : mixes) {
+      for (const int64_t vocab : {1, 2, 31, 127, 129, 255, 256, 257, 500, 511, 768, 1000, 1024}) {
+        for (const int64_t n_tok : {5, 9, 40}) {
+          if (vocab == 1 && names[0] == "kd_top_k1_rkl") continue;
+          RandomHead head = draw(names, rng, n_tok, vocab, dtype);
+          if (below(rng, 4) == 0) head.config.options.softcap = 3;
+          for (int64_t r = 2; r < n_tok; r += 3) head.inputs.labels[r] = -100;
+          const bool asked = below(rng, 2) == 0;
+          const bool shifted = below(rng, 2) == 0;
+          DeviceOptions options = {.dtype = dtype, .row_outputs = asked, .entropy = asked};
+          options.argmax = asked && below(rng, 2) == 0;
+          options.gradient = below(rng, 4) != 0;
+          if (shifted) options.logits = {.pad = 1, .shift = 1};
+          if (shifted) options.gradient_at = {.pad = 3, .shift = 2};
+          const DeviceResult result = run_on_device(head.config, head.inputs, options);
+          ASSERT_TRUE(result.ran.ok()) << result.ran.to_string();
+          EXPECT_TRUE(result.padding_untouched);
+          const bool is_short = result.kernel == "head_rows_sm80_short";
+          if (vocab <= 768) EXPECT_EQ(is_short, names[0] != "kd_top_k1_rkl") << names[0] << " " << vocab;
+          options.kernel = "head_rows_sm80_streamed";
+          const DeviceResult streamed = run_on_device(head.config, head.inputs, options);
+          expect_same(streamed, result,
+                      names[0] + " " + std::string(name_of(dtype)) + " " + std::to_string(n_tok) +
+                          " x " + std::to_string(vocab));
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 // Rows of whose 16-byte words others have a part: their own words, their neighbours' and those that
 // lie across the ends of strips, of warps and of blocks. What leaks from a neighbour shows, for
 // rows are high and low in turn and have spikes beside every end.
@@ -197,7 +235,9 @@ TEST_F(CudaHeadBits, AskingForTheEntropyChangesNothingElse) {
       for (const int64_t vocab : {1000, 5000, 50257, 151936}) {
         RandomHead head = draw({"ce", "z", "grpo_1", "gspo_0"}, rng, 4, vocab, dtype);
         head.config.options.softcap = softcap;
-        for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+        for (const char* kernel :
+             {"head_rows_sm90_cluster", "head_rows_sm80_streamed", "head_rows_sm80_short"}) {
+          if (vocab > 1024 && kernel == std::string("head_rows_sm80_short")) continue;
           for (const int64_t shift : {0, 3}) {
             DeviceOptions options = {.dtype = dtype, .kernel = kernel, .argmax = false};
             options.logits = {.pad = shift, .shift = shift};
@@ -368,7 +408,8 @@ TEST_F(CudaHeadBits, IgnoredRowsAreNotRead) {
     int64_t vocab;  // odd: rows share words
   } cases[] = {{"head_rows_sm90_cluster", 1, 3000},  {"head_rows_sm90_cluster", 4, 3000},
                {"head_rows_sm90_cluster", 1, 3001},  {"head_rows_sm90_cluster", 4, 3001},
-               {"head_rows_sm80_streamed", 0, 3000}, {"head_rows_sm80_streamed", 0, 3001}};
+               {"head_rows_sm80_streamed", 0, 3000}, {"head_rows_sm80_streamed", 0, 3001},
+               {"head_rows_sm80_short", 0, 512},     {"head_rows_sm80_short", 0, 999}};
   for (const auto& [kernel, cluster, vocab] : cases) {
     RandomHead head = draw({"ce", "z"}, rng, kRows, vocab, DType::kBF16);
     for (int64_t r = 0; r < kRows; ++r) {
@@ -405,7 +446,8 @@ TEST_F(CudaHeadBits, NothingToDoIsZero) {
 }
 
 TEST_F(CudaHeadBits, FaultsAreReportedWithTheirRow) {
-  for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+  for (const char* kernel :
+       {"head_rows_sm90_cluster", "head_rows_sm80_streamed", "head_rows_sm80_short"}) {
     const RandomHead clean = draw({"ce", "kd_fkl"}, rng, 20, 777, DType::kBF16);
     const auto check = [&](const RandomHead& head, StatusCode code, const char* text) {
       const DeviceResult result =

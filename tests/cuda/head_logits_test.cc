@@ -300,7 +300,7 @@ TEST_F(CudaHead, LargeOffsets) {
 }
 
 TEST_F(CudaHead, MaskedColumns) {
-  for (const char* kernel : kKernels) {
+  for (const char* kernel : {kKernels[0], kKernels[1], "head_rows_sm80_short"}) {
     for (const std::string name : {"ce", "kd_ce", "kd_fkl", "kd_rkl", "kd_jsd"}) {
       RandomHead head = draw(mix({name}), rng, 6, 700, DType::kBF16);
       for (int64_t r = 0; r < 6; ++r) {

@@ -44,14 +44,53 @@ TEST(CudaHeadPlan, StreamsRowsThatNoClusterHolds) {
   EXPECT_NE(plan->rejections()[0].reason.find("2000000 columns"), std::string::npos);
 }
 
-TEST(CudaHeadPlan, StreamsRowsOfOneStrip) {
-  const auto plan = plan_cuda({8, 0, 1000}, cross_entropy(), bf16(), {});
-  ASSERT_TRUE(plan.ok());
-  EXPECT_EQ(plan->kernel(), "head_rows_sm80_streamed");
-  const auto forced =
-      plan_cuda({8, 0, 1000}, cross_entropy(), bf16(), {.kernel = "head_rows_sm90_cluster"});
-  ASSERT_TRUE(forced.ok());
-  EXPECT_EQ(forced->kernel(), "head_rows_sm90_cluster");
+TEST(CudaHeadPlan, TakesSeveralRowsOfOneStripAtATime) {
+  const char* const short_rows = "head_rows_sm80_short";
+  CudaHeadOptions ampere;
+  ampere.device.compute_capability = 80;
+  for (const CudaHeadOptions& options : {CudaHeadOptions{}, ampere}) {
+    const auto plan = plan_cuda({8, 0, 1000}, cross_entropy(), bf16(), options);
+    ASSERT_TRUE(plan.ok());
+    EXPECT_EQ(plan->kernel(), short_rows);
+    ASSERT_EQ(plan->rejections().size(), 1u);
+    EXPECT_EQ(plan->rejections()[0].candidate, "head_rows_sm90_cluster");
+  }
+  for (const char* kernel :
+       {"head_rows_sm90_cluster", "head_rows_sm80_streamed", "head_rows_sm80_short"}) {
+    const auto forced = plan_cuda({8, 0, 1000}, cross_entropy(), bf16(), {.kernel = kernel});
+    ASSERT_TRUE(forced.ok());
+    EXPECT_EQ(forced->kernel(), kernel);
+  }
+
+  const auto longer = plan_cuda({8, 0, 1025}, cross_entropy(), bf16(), {.kernel = short_rows});
+  EXPECT_EQ(longer.status().code(), kHeadUnknownKernel);
+  EXPECT_NE(longer.status().message().find("1025 columns has 2 strips"), std::string::npos)
+      << longer.status().to_string();
+  HeadConfig top_k = distillation(1000, Divergence::kForwardKl);
+  top_k.teachers[0] = {.kind = TeacherKind::kTopK, .k = 20};
+  EXPECT_EQ(plan_cuda({8, 0, 1000}, top_k, bf16(), {.kernel = short_rows}).status().code(),
+            kHeadUnknownKernel);
+  const auto gathered = plan_cuda({8, 0, 1000}, top_k, bf16(), {});
+  ASSERT_TRUE(gathered.ok()) << gathered.status().to_string();
+  EXPECT_EQ(gathered->kernel(), "head_rows_sm80_streamed");
+
+  // Eight at most; of a teacher's, half as many columns are as many bytes.
+  const struct {
+    cuda::Family family;
+    int64_t vocab;
+    int rows;
+  } cases[] = {{cuda::Family::kLabels, 1, 8},     {cuda::Family::kLabels, 256, 8},
+               {cuda::Family::kLabels, 257, 7},   {cuda::Family::kLabels, 1000, 2},
+               {cuda::Family::kForward, 256, 4},  {cuda::Family::kForward, 1000, 1},
+               {cuda::Family::kForward, 1024, 1}, {cuda::Family::kEntropy, 500, 4}};
+  for (const auto& each : cases) {
+    std::vector<Rejection> rejections;
+    const auto layout = cuda::choose_row_layout(each.vocab, DType::kBF16, {.family = each.family},
+                                                CudaDevice{}, "", {}, rejections);
+    ASSERT_TRUE(layout.ok());
+    EXPECT_EQ(layout->kernel, cuda::RowKernel::kShort) << each.vocab;
+    EXPECT_EQ(layout->rows_at_a_time, each.rows) << each.vocab;
+  }
 }
 
 TEST(CudaHeadPlan, TakesAnAmpereAndRefusesATuring) {
@@ -212,7 +251,9 @@ TEST(CudaHeadPlan, NothingFallsBackFromAForcedKernel) {
     argmax.argmax = {ids.data(), ids.size()};
     Request request = bf16();
     request.entropy = true;
-    for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed"}) {
+    for (const char* kernel :
+         {"head_rows_sm90_cluster", "head_rows_sm80_streamed", "head_rows_sm80_short"}) {
+      if (vocab > 1024 && kernel == std::string("head_rows_sm80_short")) continue;
       const auto plan = plan_cuda({8, 0, vocab}, cross_entropy(), request, {.kernel = kernel});
       ASSERT_TRUE(plan.ok()) << plan.status().to_string();
       std::vector<std::byte> workspace(static_cast<size_t>(plan->workspace_bytes()));

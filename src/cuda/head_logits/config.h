@@ -19,10 +19,18 @@ namespace ullage::lossk::cuda {
 enum class RowKernel {
   kCluster,   // a cluster of blocks keeps rows in shared memory: one read, one write
   kStreamed,  // a block reads the row three or four times, from L2 where it can
+  kShort,     // a warp takes several rows of one strip
 };
 
 constexpr std::string_view name_of(RowKernel kernel) {
-  return kernel == RowKernel::kCluster ? "head_rows_sm90_cluster" : "head_rows_sm80_streamed";
+  switch (kernel) {
+    case RowKernel::kCluster:
+      return "head_rows_sm90_cluster";
+    case RowKernel::kStreamed:
+      return "head_rows_sm80_streamed";
+    default:
+      return "head_rows_sm80_short";
+  }
 }
 
 // What a launch does with its rows; without a gradient and without extras it only sums them.
@@ -31,6 +39,7 @@ struct RowWork {
   bool extras = false;  // arg max, smoothed labels, or the entropy beside other sums
   bool gradient = true;
   bool aligned = true;  // every row of logits and teacher begins a 16-byte word
+  bool top_k = false;   // from a top-k teacher
 
   constexpr bool sums_only() const { return !gradient && n_extras(family, extras) == 0; }
 };
@@ -53,6 +62,7 @@ struct RowLayout {
   int terms_warps = 0;
   int strips_per_block = 0;
   int strips_per_warp = 0;
+  int rows_at_a_time = 1;  // that a warp of short rows takes
   int slots = 0;
   int64_t matrix_bytes = 0, slot_bytes = 0;
   bool in_whole_words = false;
@@ -60,9 +70,9 @@ struct RowLayout {
   int64_t shared_bytes = 0;  // a block
 };
 
-// 64 registers a thread (__launch_bounds__(512, 2)) leave room for this many warps of the streamed
-// kernel on a multiprocessor.
-inline constexpr int kResidentWarps = 32;
+// Bytes of its rows that a warp of short rows goes through a second time: what 32 of them have fits
+// L1.
+inline constexpr int64_t kShortBytes = 4096;
 // Three rows of a group: one is loaded, one summed, one written.
 inline constexpr int kSlots = 3;
 inline constexpr int kMaxGroups = 4;  // of a block's column warps
@@ -127,6 +137,14 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   layout.cut = cut_of(vocab, element_bytes, family);
   layout.cluster = cluster;
   layout.strips_per_block = layout.cut.n_strips / cluster;
+  if (kernel == RowKernel::kShort) {
+    const int64_t row_bytes = vocab * element_bytes * (has_teacher(family) ? 2 : 1);
+    layout.warps = kShortWarps;
+    layout.strips_per_warp = 1;
+    layout.rows_at_a_time = static_cast<int>(std::clamp<int64_t>(
+        kShortBytes / std::max<int64_t>(row_bytes, 1), 1, kRowsOfWarp));
+    return layout;
+  }
   const bool sums_only = kernel == RowKernel::kCluster && work.sums_only();
   layout.warps = tuning.warps > 0 ? tuning.warps : sums_only ? kMaxSummingWarps : kMaxColumnWarps;
   if (layout.warps > layout.strips_per_block) layout.warps = layout.strips_per_block;
@@ -194,32 +212,46 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const Row
   const Family family = work.family;
   const std::string cluster_name(name_of(RowKernel::kCluster));
   const std::string streamed_name(name_of(RowKernel::kStreamed));
-  if (!forced.empty() && forced != cluster_name && forced != streamed_name) {
-    return Status(kHeadUnknownKernel, "kernel '" + std::string(forced) +
-                                          "'; accepted: " + cluster_name + ", " + streamed_name);
+  const std::string short_name(name_of(RowKernel::kShort));
+  if (!forced.empty() && forced != cluster_name && forced != streamed_name &&
+      forced != short_name) {
+    return Status(kHeadUnknownKernel, "kernel '" + std::string(forced) + "'; accepted: " +
+                                          cluster_name + ", " + streamed_name + ", " + short_name);
   }
   if (device.compute_capability < 80) {
     return Status(kCudaUnsupportedDevice, device.name + " has compute capability " +
                                               describe(device.compute_capability) +
                                               "; needed: 80 or more");
   }
-  const auto streamed = [&] {
-    return layout_of(RowKernel::kStreamed, vocab, size_of(dtype), work, 1, 0, tuning);
+  const int n_strips = cut_of(vocab, size_of(dtype), family).n_strips;
+  const bool is_short = n_strips == 1 && !work.top_k;
+  if (forced == short_name && !is_short) {
+    return Status(kHeadUnknownKernel,
+                  short_name + ": " +
+                      (work.top_k ? "a top-k teacher's ids are gathered for whole rows"
+                                  : "a row of " + describe(vocab) + " columns has " +
+                                        describe(n_strips) + " strips; accepted: 1"));
+  }
+  const auto otherwise = [&] {
+    const bool takes_short = is_short && forced != streamed_name;
+    return layout_of(takes_short ? RowKernel::kShort : RowKernel::kStreamed, vocab, size_of(dtype),
+                     work, 1, 0, tuning);
   };
   const auto pass_over = [&](const std::string& reason) -> Result<RowLayout> {
     if (forced == cluster_name) return Status(kHeadUnknownKernel, cluster_name + ": " + reason);
     rejections.push_back({cluster_name, reason});
-    return streamed();
+    return otherwise();
   };
-  if (forced == streamed_name) return pass_over(streamed_name + " was asked for");
+  if (forced == streamed_name || forced == short_name) {
+    return pass_over(std::string(forced) + " was asked for");
+  }
   if (device.compute_capability != 90) {
     return pass_over("compiled for compute capability 90, and " + device.name + " has " +
                      describe(device.compute_capability));
   }
-  if (forced.empty() && tuning.cluster == 0 &&
-      cut_of(vocab, size_of(dtype), family).n_strips == 1) {
+  if (forced.empty() && tuning.cluster == 0 && n_strips == 1) {
     return pass_over("a row of " + describe(vocab) +
-                     " columns is one strip, which one warp streams out of L1 with less ado");
+                     " columns is one strip, which one warp takes out of L1 with less ado");
   }
   const auto fits = [&](const RowLayout& layout) {
     return layout.shared_bytes <= device.shared_per_block_bytes;

@@ -10,14 +10,23 @@ namespace ullage::lossk::cuda {
 namespace {
 
 const void* row_kernel(const RowLaunch& launch, bool softcap) {
-  const bool cluster = launch.layout.kernel == RowKernel::kCluster;
+  const auto of = [&](auto cluster, auto streamed, auto short_rows) {
+    switch (launch.layout.kernel) {
+      case RowKernel::kCluster:
+        return cluster(launch.family, softcap);
+      case RowKernel::kStreamed:
+        return streamed(launch.family, softcap);
+      default:
+        return short_rows(launch.family, softcap);
+    }
+  };
   switch (launch.dtype) {
     case DType::kBF16:
-      return (cluster ? cluster_rows_bf16 : streamed_rows_bf16)(launch.family, softcap);
+      return of(cluster_rows_bf16, streamed_rows_bf16, short_rows_bf16);
     case DType::kF16:
-      return (cluster ? cluster_rows_f16 : streamed_rows_f16)(launch.family, softcap);
+      return of(cluster_rows_f16, streamed_rows_f16, short_rows_f16);
     default:
-      return (cluster ? cluster_rows_f32 : streamed_rows_f32)(launch.family, softcap);
+      return of(cluster_rows_f32, streamed_rows_f32, short_rows_f32);
   }
 }
 
@@ -62,8 +71,13 @@ unsigned blocks_of(int64_t items, int64_t per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
 }
 
+// Of 4096 rows or more: four for each thread of a block.
+int parts_of(int64_t n_tok) {
+  return static_cast<int>(std::clamp<int64_t>(n_tok / (4 * kScalarThreads), 1, kMostParts));
+}
+
 int threads_of(const RowLayout& layout) {
-  if (layout.kernel == RowKernel::kStreamed) return layout.warps * 32;
+  if (layout.kernel != RowKernel::kCluster) return layout.warps * 32;
   return (layout.warps * layout.groups + kOtherWarps) * 32;
 }
 
@@ -95,7 +109,7 @@ Status start_plain_rows(const HeadParams& params, const RowLaunch& launch, bool 
   const void* kernel = row_kernel(launch, params.softcap > 0);
   const auto threads = static_cast<unsigned>(threads_of(layout));
   HeadParams rows = params;
-  int64_t groups = int64_t{launch.n_multiprocessors} * (kResidentWarps / layout.warps);
+  int64_t groups = int64_t{launch.n_multiprocessors} * (layout.kernel == RowKernel::kShort ? 3 : kResidentWarps / layout.warps);
   if (layout.kernel == RowKernel::kCluster) {
     ULLAGE_RETURN_IF_CUDA_FAILS(
         "cudaFuncSetAttribute",
@@ -112,6 +126,9 @@ Status start_plain_rows(const HeadParams& params, const RowLaunch& launch, bool 
       rows.rows_at_a_time =
           static_cast<int>(std::clamp<int64_t>(params.n_rows / (64 * groups), 1, 8));
     }
+  }
+  if (layout.kernel == RowKernel::kShort) {
+    groups = std::min(groups, (params.n_rows - 1) / (layout.warps * layout.rows_at_a_time) + 1);
   }
   if (groups > params.n_rows) groups = params.n_rows;
   return start(name_of(layout.kernel).data(), kernel, rows,
@@ -142,8 +159,18 @@ Status start_rows(const HeadParams& params, const RowLaunch& launch, bool early,
 }  // namespace
 
 Status launch_census(const HeadParams& params, CUstream_st* stream) {
-  return start("head_census", reinterpret_cast<const void*>(&census), params, 1, kScalarThreads, 0,
-               0, false, stream);
+  HeadParams counted = params;
+  counted.parts = parts_of(params.n_tok);
+  int device = 0, major = 0;
+  ULLAGE_RETURN_IF_CUDA_FAILS("cudaGetDevice", cudaGetDevice(&device));
+  ULLAGE_RETURN_IF_CUDA_FAILS(
+      "cudaDeviceGetAttribute",
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  // Blocks of a cluster can wait for each other; elsewhere one takes all parts.
+  const int blocks = major == 9 ? counted.parts : 1;
+  return start("head_census", reinterpret_cast<const void*>(&census), counted,
+               static_cast<unsigned>(blocks), kScalarThreads, 0, blocks > 1 ? blocks : 0, false,
+               stream);
 }
 
 Status launch_sequences(const HeadParams& params, CUstream_st* stream) {
@@ -157,11 +184,13 @@ Status launch_sequences(const HeadParams& params, CUstream_st* stream) {
 }
 
 Status launch_scalars(const HeadParams& params, CUstream_st* stream) {
+  HeadParams summed = params;
+  summed.parts = parts_of(params.n_tok);
   const unsigned loss_blocks =
       params.token_loss.data == nullptr ? 0 : blocks_of(params.n_tok, kScalarThreads);
-  return start("head_scalars", reinterpret_cast<const void*>(&scalars), params,
-               static_cast<unsigned>(params.n_terms) + loss_blocks, kScalarThreads, 0, 0, true,
-               stream);
+  return start("head_scalars", reinterpret_cast<const void*>(&scalars), summed,
+               static_cast<unsigned>(params.n_terms * summed.parts) + loss_blocks, kScalarThreads,
+               0, 0, true, stream);
 }
 
 Status launch_rows(const HeadParams& params, const RowLaunch& launch, CUstream_st* stream) {

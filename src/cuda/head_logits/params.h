@@ -26,6 +26,10 @@ inline constexpr int kMaxColumnWarps = 16;
 // block alone sends nothing, and has three for the terms. 20 warps can have 96 registers a lane, 21
 // only 80.
 inline constexpr int kOtherWarps = 4;
+// 64 registers a thread leave room for this many warps of the other kernels on a multiprocessor.
+inline constexpr int kResidentWarps = 32;
+inline constexpr int kShortWarps = 8;  // of a block for short rows
+inline constexpr int kRowsOfWarp = 8;  // that one takes at a time, at most
 inline constexpr int64_t kRowWordBytes = 112;   // what the terms' warps tell the others (RowWord)
 inline constexpr int64_t kTopKSumsBytes = 256;  // of the gather of top-k ids, at most
 struct RowCut {
@@ -115,6 +119,9 @@ struct TermParams {
   double divisor = 0;  // 0: loss and gradient are 0
 };
 
+// Rows are counted, and their losses summed, in up to so many parts.
+inline constexpr int kMostParts = 8;
+
 // What the census finds, and the row kernel's scratch words. One a run, in the workspace.
 struct Census {
   // The first refused row: row << 8 | Fault; ~0 where there is none.
@@ -122,11 +129,14 @@ struct Census {
   long long n_labelled;      // rows whose label is >= 0; every row without labels
   double all_class_weights;  // over the vocabulary; V without class weights
   double inverse_divisor[kMaxTerms];
-  double scalars[kMaxTerms];
   float gain[kMaxTerms];  // upstream * weight / divisor
-  unsigned finished;      // blocks of the last kernel that wrote their scalar
+  unsigned finished;      // blocks of the last kernel that wrote their part of a scalar
   unsigned rows_taken;    // of the row kernel, beyond those that its clusters start with
   int clusters_ended;
+  struct Part {
+    double n_labelled, n_masked, label_weights;
+  } parts[kMostParts];
+  double scalar_parts[kMaxTerms][kMostParts];
 };
 
 enum class Fault : int { kLabel = 1, kNonFinite = 2, kSegment = 3, kPair = 4, kTopK = 5 };
@@ -139,6 +149,7 @@ struct HeadParams {
   void* gradient = nullptr;       // [n_rows][V], nullptr: forward only; may be the logits
   int64_t logits_stride = 0, teacher_stride = 0, gradient_stride = 0;  // elements
   int64_t n_tok = 0;
+  int parts = 1;  // of all rows: kMostParts
   int64_t first_row = 0, n_rows = 0;
   int64_t vocab = 0;
   int64_t vocab_offset = 0;
@@ -155,7 +166,7 @@ struct HeadParams {
   // exchanged sums, places for rows' ids; all but the first powers of two.
   int row_warps = 0, groups = 1, tables = 2, ids = 0;
   int terms_warps = 0;          // that take rows in turn
-  int rows_at_a_time = 1;       // that a cluster takes
+  int rows_at_a_time = 1;       // that a cluster, or a warp of short rows, takes
   int slots = 0;                // rows that a block of a cluster holds
   int slot_bytes = 0;           // the teacher's columns included
   int matrix_bytes = 0;         // of one of them

@@ -244,6 +244,7 @@ const cuda::RowLaunch& lay_out_rows(const CudaHeadPlan::State& state, HeadParams
   p.tables = layout.tables;
   p.ids = layout.ids;
   p.terms_warps = layout.terms_warps;
+  p.rows_at_a_time = layout.rows_at_a_time;
   p.slots = layout.slots;
   p.slot_bytes = static_cast<int>(layout.slot_bytes);
   p.matrix_bytes = static_cast<int>(layout.matrix_bytes);
@@ -354,11 +355,12 @@ Result<CudaHeadPlan> cuda::plan_with_tuning(const Shape& shape, const HeadConfig
                            options.device.n_multiprocessors};
   };
   const bool gradient = request.d_logits;
-  const RowWork works[kAsked] = {{.family = family, .gradient = gradient},
-                                 {.family = has_teacher(family) ? family : Family::kEntropy,
-                                  .extras = true,
-                                  .gradient = gradient},
-                                 {.family = family, .extras = true, .gradient = gradient}};
+  bool top_k = false;
+  for (const LossTerm& term : config.terms) top_k |= cuda::is_top_k(config, term);
+  const RowWork plain_work{.family = family, .gradient = gradient, .top_k = top_k};
+  RowWork works[kAsked] = {plain_work, plain_work, plain_work};
+  works[kEntropyAlone].extras = works[kOthers].extras = true;
+  if (!has_teacher(family)) works[kEntropyAlone].family = Family::kEntropy;
   const Result<cuda::RowLaunch> plain = choose(works[kNothing], options.kernel, state->rejections);
   if (!plain) return plain.status();
   state->kernel = name_of(plain->layout.kernel);

@@ -99,23 +99,19 @@ __device__ inline void fold_strips(const HeadParams& p, const float* strips, int
   __syncwarp();
 }
 
-// The sections, by a warp; in every lane.
+// A row's sums from those of all its columns, which are relative to the row's maxima.
 template <class Kind>
-__device__ inline RowSums row_sums(const HeadParams& p, const float* table, int n_sections,
-                                   int lane) {
+__device__ inline RowSums row_sums(const HeadParams& p, float max, float teacher_max,
+                                   const RelativeSums<Kind>& all) {
   constexpr Family kFamily = Kind::kFamily;
-  StripSums<Kind> mine;
-  if (lane < n_sections) mine = sums_at<Kind>(table, kMaxSections, lane);
   RowSums row;
-  row.stored_max = warp_max(mine.max);
-  row.max = Kind::kSoftcap ? softcapped(p, row.stored_max) : row.stored_max;
+  row.stored_max = max;
+  row.max = Kind::kSoftcap ? softcapped(p, max) : max;
   row.reference = row.max * p.log2_scale;
   if constexpr (Kind::kHasTeacher) {
-    row.teacher_max = warp_max(mine.teacher_max);
-    row.teacher_reference = row.teacher_max * p.teacher_log2_scale;
+    row.teacher_max = teacher_max;
+    row.teacher_reference = teacher_max * p.teacher_log2_scale;
   }
-  bring_to(p, mine, row.stored_max, row.teacher_max);
-  const RelativeSums<Kind> all = warp_sum(lane < n_sections ? mine.sums : RelativeSums<Kind>{});
   row.sum = all.sum;
   row.log2_sum = log2f(row.sum);
   if constexpr (Kind::kHasTeacher) {
@@ -133,6 +129,19 @@ __device__ inline RowSums row_sums(const HeadParams& p, const float* table, int 
   }
   if constexpr (kFamily == Family::kEntropy) row.entropy = all.log_sum;
   return row;
+}
+
+// From the sections, by a warp; in every lane.
+template <class Kind>
+__device__ inline RowSums row_sums(const HeadParams& p, const float* table, int n_sections,
+                                   int lane) {
+  StripSums<Kind> mine;
+  if (lane < n_sections) mine = sums_at<Kind>(table, kMaxSections, lane);
+  const float max = warp_max(mine.max);
+  const float teacher_max = Kind::kHasTeacher ? warp_max(mine.teacher_max) : 0.0f;
+  bring_to(p, mine, max, teacher_max);
+  return row_sums<Kind>(p, max, teacher_max,
+                        warp_sum(lane < n_sections ? mine.sums : RelativeSums<Kind>{}));
 }
 
 // The second exchange carries plain sums, and the smallest column of the maximum; where nothing is
@@ -216,6 +225,19 @@ __device__ inline void fold_extras(const HeadParams& p, const float* strips, int
   __syncwarp();
 }
 
+// Of all the row's columns.
+template <Family kFamily>
+__device__ inline void take_own_extras(const float (&own)[kOwnExtras<kFamily>], RowSums& row) {
+  const float scale = kFamily == Family::kJensenShannon ? __frcp_rn(row.sum) : 1.0f;
+  row.teacher_from_mix = own[kTeacherFromMix] * scale;
+  row.student_from_mix = own[kStudentFromMix] * scale;
+  if constexpr (kFamily == Family::kMixed) {
+    row.cross = own[kMixedCross];
+    row.forward_kl = own[kMixedForward];
+    row.reverse_kl = own[kMixedReverse];
+  }
+}
+
 template <class Kind>
 __device__ inline void add_extras(const HeadParams& p, const float* table, int n_sections, int lane,
                                   RowSums& row) {
@@ -228,14 +250,7 @@ __device__ inline void add_extras(const HeadParams& p, const float* table, int n
 #pragma unroll
     for (int k = 0; k < kOwnExtras<kFamily>; ++k) own[k] = mine(k);
     warp_sums(own);
-    const float scale = kFamily == Family::kJensenShannon ? __frcp_rn(row.sum) : 1.0f;
-    row.teacher_from_mix = own[kTeacherFromMix] * scale;
-    row.student_from_mix = own[kStudentFromMix] * scale;
-    if constexpr (kFamily == Family::kMixed) {
-      row.cross = own[kMixedCross];
-      row.forward_kl = own[kMixedForward];
-      row.reverse_kl = own[kMixedReverse];
-    }
+    take_own_extras<kFamily>(own, row);
   }
   if (!wants_extra<kFamily>(p)) return;
   row.entropy = warp_sum(mine(kEntropy<kFamily>));

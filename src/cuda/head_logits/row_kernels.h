@@ -12,6 +12,9 @@ const void* cluster_rows_f16(Family family, bool softcap);
 const void* streamed_rows_f32(Family family, bool softcap);
 const void* streamed_rows_bf16(Family family, bool softcap);
 const void* streamed_rows_f16(Family family, bool softcap);
+const void* short_rows_f32(Family family, bool softcap);
+const void* short_rows_bf16(Family family, bool softcap);
+const void* short_rows_f16(Family family, bool softcap);
 
 // `Kernel::of<RowKind<T, family, softcap>>()` for what is known at run time.
 template <class Kernel, class T>

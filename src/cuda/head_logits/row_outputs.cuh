@@ -29,6 +29,24 @@ __device__ inline RowReport row_report(const HeadParams& p, int64_t row, bool re
   return report;
 }
 
+// By one lane.
+__device__ inline void write_outputs_alone(const HeadParams& p, int64_t row,
+                                           const RowReport& said) {
+  const auto put = [&](const RowOutput& to, float what) {
+    if (to.data != nullptr) to.data[row * to.stride] = what;
+  };
+  put(p.lse, said.lse);
+  put(p.label_log_prob, said.log_prob);
+  put(p.entropy, said.entropy);
+  put(p.shift, said.shift);
+  put(p.log_sum, said.log_sum);
+  put(p.distance, said.distance);
+  put({p.row_log_prob, 1}, said.log_prob);
+  put({p.row_entropy, 1}, said.entropy);
+  if (p.argmax != nullptr) p.argmax[row] = said.argmax;
+  if (p.correct != nullptr) p.correct[row] = said.correct;
+}
+
 __device__ inline void write_outputs(const HeadParams& p, int64_t row, const RowReport& said,
                                      int lane) {
   // The last two are the workspace's.

@@ -77,9 +77,9 @@ __device__ inline void write_losses(const HeadParams& p, const TermParams& term,
       term_of_row(p, term, row, true, in, done.word.sums, gain, done.log_prob, {}, unused);
 }
 
-template <class Kind>
-__device__ inline void write_finished_row(const HeadParams& p, int64_t row, const RowInputs& in,
-                                          const FinishedRow& done, int lane) {
+// What a row reports.
+__device__ inline RowReport report_of(const HeadParams& p, int64_t row, const RowInputs& in,
+                                      const FinishedRow& done) {
   const RowSums& sums = done.word.sums;
   RowReport said = row_report(p, row, is_reported(p, in), in, sums, done.log_prob);
   // The maximum itself, so without what rounding the reference took. Nothing but -inf sums to 0.
@@ -88,11 +88,21 @@ __device__ inline void write_finished_row(const HeadParams& p, int64_t row, cons
   said.log_sum = kLn2 * (sums.log2_sum - (sums.sum > 0 ? off : 0));
   const auto columns = p.group_shift.data != nullptr ? p.smoothed_columns : p.vocab;
   said.distance = kLn2 * fmaf(-static_cast<float>(columns), off, sums.smooth);
-  write_outputs(p, row, said, lane);
-  if (lane != 0) return;
+  return said;
+}
+template <class Kind>
+__device__ inline void report_non_finite(const HeadParams& p, int64_t row, const RowSums& sums) {
   const bool finite =
       sums.stored_max < INFINITY && (!Kind::kHasTeacher || sums.teacher_max < INFINITY);
   if (!finite) report(p, row, Fault::kNonFinite);
+}
+
+template <class Kind>
+__device__ inline void write_finished_row(const HeadParams& p, int64_t row, const RowInputs& in,
+                                          const FinishedRow& done, int lane) {
+  write_outputs(p, row, report_of(p, row, in, done), lane);
+  if (lane != 0) return;
+  report_non_finite<Kind>(p, row, done.word.sums);
   if (p.row_words != nullptr) static_cast<RowWord*>(p.row_words)[row] = done.word;
 }
 

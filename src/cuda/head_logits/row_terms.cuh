@@ -266,6 +266,21 @@ __device__ inline float term_of_row(const HeadParams& p, const TermParams& term,
   }
 }
 
+// Calls act(member) for each coefficient that a family has.
+template <Family kFamily, class Act>
+__device__ inline void for_each_coefficient(const Act& act) {
+  act(&RowCoefficients::p);
+  act(&RowCoefficients::label);
+  act(&RowCoefficients::uniform);
+  if constexpr (kFamily == Family::kForward || kFamily == Family::kMixed) {
+    act(&RowCoefficients::teacher);
+  }
+  if constexpr (kFamily == Family::kReverse || kFamily == Family::kMixed) {
+    act(&RowCoefficients::reverse);
+  }
+  if constexpr (kOwnExtras<kFamily> > 0) act(&RowCoefficients::mix);
+}
+
 // A lane a term, `term`, its gain in that lane; the warp adds them up, for lane 0. `write`: this
 // warp also writes the term's row losses.
 template <Family kFamily>
@@ -281,16 +296,42 @@ __device__ inline RowCoefficients evaluate_terms(const HeadParams& p, const Term
     if (write && term.sequence < 0) p.row_losses[lane * p.n_tok + row_index] = loss;
   }
   for (int step = 1; step < p.n_terms; step *= 2) {
-    c.p += __shfl_xor_sync(~0u, c.p, step);
-    c.label += __shfl_xor_sync(~0u, c.label, step);
-    c.uniform += __shfl_xor_sync(~0u, c.uniform, step);
-    if constexpr (kFamily == Family::kForward || kFamily == Family::kMixed) {
-      c.teacher += __shfl_xor_sync(~0u, c.teacher, step);
+    for_each_coefficient<kFamily>(
+        [&](auto which) { c.*which += __shfl_xor_sync(~0u, c.*which, step); });
+  }
+  return c;
+}
+// The same by one lane: every term, each with its own gain, added in the same tree.
+template <Family kFamily>
+__device__ inline RowCoefficients evaluate_terms_alone(const HeadParams& p, int64_t row_index,
+                                                       const RowInputs& in, const RowSums& row,
+                                                       float log_prob) {
+  constexpr int kLevels = 4;
+  static_assert(1 << kLevels == kMaxTerms);
+  RowCoefficients level[kLevels], c;
+  // Up to a power of two: what is beyond the terms adds 0.
+  for (int t = 0; t < p.n_terms || (t & (t - 1)) != 0; ++t) {
+    c = {};
+    if (t < p.n_terms) {
+      const TermParams& term = p.terms[t];
+      const float loss = term_of_row(p, term, row_index, kOwnExtras<kFamily> > 0, in, row,
+                                     p.census->gain[t], log_prob, {}, c);
+      if (term.weight == 0) c = {};
+      if (term.sequence < 0) p.row_losses[t * p.n_tok + row_index] = loss;
     }
-    if constexpr (kFamily == Family::kReverse || kFamily == Family::kMixed) {
-      c.reverse += __shfl_xor_sync(~0u, c.reverse, step);
+    bool carries = true;
+#pragma unroll
+    for (int k = 0; k < kLevels; ++k) {
+      if (!carries) continue;
+      carries = t >> k & 1;
+      for_each_coefficient<kFamily>([&](auto which) {
+        if (carries) {
+          c.*which += level[k].*which;
+        } else {
+          level[k].*which = c.*which;
+        }
+      });
     }
-    if constexpr (kOwnExtras<kFamily> > 0) c.mix += __shfl_xor_sync(~0u, c.mix, step);
   }
   return c;
 }

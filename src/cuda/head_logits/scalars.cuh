@@ -1,6 +1,6 @@
 // The small kernels around the row kernel: the census before it, the sequences between its two
-// launches, the scalars after it. Sums are in float64, each thread over every kThreads-th row and
-// then a tree: an order fixed by n_tok.
+// launches, the scalars after it. Sums are in float64, over the rows in p.parts, each thread over
+// every so-many-th and then a tree: an order fixed by n_tok.
 #pragma once
 
 #include "cuda/head_logits/row_terms.cuh"
@@ -9,23 +9,33 @@ namespace ullage::lossk::cuda {
 
 inline constexpr int kScalarThreads = 1024;
 
-// Calls use(row, load(row)) for every blockDim.x-th row of n from this thread's first on, ascending,
-// with kAhead loads under way: a block by itself waits for memory as often as it asks.
+// Calls use(row, load(row)) for this thread's rows of part `part` of `parts`, ascending, with kAhead
+// loads under way: a block by itself waits for memory as often as it asks.
 template <int kAhead, class Load, class Use>
-__device__ inline void for_each_row(int64_t n, const Load& load, const Use& use) {
-  for (int64_t first = threadIdx.x; first < n; first += int64_t{kAhead} * blockDim.x) {
+__device__ inline void for_each_row(int64_t n, int part, int parts, const Load& load,
+                                    const Use& use) {
+  const int64_t step = int64_t{parts} * blockDim.x;
+  for (int64_t first = int64_t{part} * blockDim.x + threadIdx.x; first < n;
+       first += kAhead * step) {
     decltype(load(first)) ahead[kAhead];
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      const int64_t row = first + int64_t{k} * blockDim.x;
-      if (row < n) ahead[k] = load(row);
+      if (first + k * step < n) ahead[k] = load(first + k * step);
     }
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      const int64_t row = first + int64_t{k} * blockDim.x;
-      if (row < n) use(row, ahead[k]);
+      if (first + k * step < n) use(first + k * step, ahead[k]);
     }
   }
+}
+
+// All blocks of a launch of one cluster, or of one block, meet.
+__device__ inline void blocks_sync() {
+#if ULLAGE_SM90
+  ullage::cuda::ptx::cluster_sync();
+#else
+  __syncthreads();
+#endif
 }
 
 // The sum over the block; in every thread. `scratch`: one double a warp, shared.
@@ -40,23 +50,22 @@ __device__ inline double block_sum(double x, double* scratch) {
   return total;
 }
 
-// One block. Counts the rows that divisors count, refuses labels and segment ids out of range, and
-// forms each term's gain.
+// One cluster, or one block. Counts the rows that divisors count, refuses labels and segment ids out
+// of range, and forms each term's gain.
 __global__ void __launch_bounds__(kScalarThreads) census(const __grid_constant__ HeadParams p) {
   __shared__ double scratch[kScalarThreads / 32];
   ullage::cuda::ptx::let_next_kernel_start();
   Census& census = *p.census;
-  if (threadIdx.x == 0) {
+  const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
+  if (thread == 0) {
     census.fault = ~0ull;
     census.finished = 0;
     census.rows_taken = census.clusters_ended = 0;
   }
-  for (int64_t s = threadIdx.x; s < p.n_segments; s += blockDim.x) p.segment_tokens[s] = 0;
-  __syncthreads();
+  for (int64_t s = thread; s < p.n_segments; s += gridDim.x * blockDim.x) p.segment_tokens[s] = 0;
+  blocks_sync();
 
-  const bool has_labels = p.labels.data != nullptr;
-  double n_labelled = 0, n_masked = 0, label_weights = 0;
-  const bool has_segments = p.segments.data != nullptr;
+  const bool has_labels = p.labels.data != nullptr, has_segments = p.segments.data != nullptr;
   struct Marks {
     uint64_t label_bits, segment_bits;
     bool masked;
@@ -66,27 +75,39 @@ __global__ void __launch_bounds__(kScalarThreads) census(const __grid_constant__
             has_segments ? index_bits_at(p.segments, row) : ~uint64_t{0},
             p.mask != nullptr && p.mask[row] != 0};
   };
-  for_each_row<8>(p.n_tok, marks_of, [&](int64_t row, const Marks& marks) {
-    if (marks.masked) n_masked += 1;
-    const int64_t label = as_index(p.labels, marks.label_bits);
-    if (has_labels && !is_label(p, label)) {
-      if (label >= 0) report(p, row, Fault::kLabel);
-      return;
-    }
-    n_labelled += 1;
-    if (has_labels) label_weights += float_at(p.class_weights, column_of_label(p, label), 1);
-    if (has_segments) {
+  for (int part = blockIdx.x; part < p.parts; part += gridDim.x) {
+    int n_labelled = 0, n_masked = 0;
+    double label_weights = 0;
+    for_each_row<8>(p.n_tok, part, p.parts, marks_of, [&](int64_t row, const Marks& marks) {
+      if (marks.masked) ++n_masked;
+      const int64_t label = as_index(p.labels, marks.label_bits);
+      if (has_labels && !is_label(p, label)) {
+        if (label >= 0) report(p, row, Fault::kLabel);
+        return;
+      }
+      ++n_labelled;
+      if (has_labels) label_weights += float_at(p.class_weights, column_of_label(p, label), 1);
+      if (!has_segments) return;
       const int64_t segment = as_segment(p, marks.segment_bits);
       if (segment < 0) {
         report(p, row, Fault::kSegment);
       } else {
         atomicAdd(&p.segment_tokens[segment], 1);
       }
-    }
-  });
-  n_labelled = block_sum(n_labelled, scratch);
-  n_masked = block_sum(n_masked, scratch);
-  label_weights = block_sum(label_weights, scratch);
+    });
+    const Census::Part sums{block_sum(n_labelled, scratch), block_sum(n_masked, scratch),
+                            block_sum(label_weights, scratch)};
+    if (threadIdx.x == 0) census.parts[part] = sums;
+  }
+  blocks_sync();
+  if (blockIdx.x != 0) return;
+  double n_labelled = 0, n_masked = 0, label_weights = 0;
+  for (int part = 0; part < p.parts; ++part) {
+    const volatile Census::Part& sums = census.parts[part];
+    n_labelled += sums.n_labelled;
+    n_masked += sums.n_masked;
+    label_weights += sums.label_weights;
+  }
 
   double all_class_weights = p.smoothed_columns;
   if (p.wants_smoothing && p.class_weights.data != nullptr) {
@@ -134,7 +155,7 @@ __global__ void __launch_bounds__(kScalarThreads)
     const RowFloats& base = term.kind == LossKind::kDpo ? p.reference_log_probs : p.old_log_probs;
     double log_ratio = 0, advantage = 0;
     for_each_row<8>(
-        p.n_tok, [&](int64_t row) { return index_bits_at(p.segments, row); },
+        p.n_tok, 0, 1, [&](int64_t row) { return index_bits_at(p.segments, row); },
         [&](int64_t row, uint64_t bits) {
           if (as_index(p.segments, bits) != segment || !has_label(p, row)) return;
           log_ratio += static_cast<double>(p.row_log_prob[row]) - float_at(base, row, 0);
@@ -279,13 +300,14 @@ __device__ inline void policy_metrics(const HeadParams& p, int t, double* scratc
   p.policy_metrics[t] = sum;
 }
 
-// A block a term: its scalar, and in the last block to finish the total. Further blocks write the
-// rows' token losses.
+// A block a term and part of the rows; in the last to finish, the scalars and their total. Further
+// blocks write the rows' token losses.
 __global__ void __launch_bounds__(kScalarThreads) scalars(const __grid_constant__ HeadParams p) {
   __shared__ double scratch[kScalarThreads / 32];
   ullage::cuda::ptx::wait_for_previous_kernel();
-  if (blockIdx.x >= p.n_terms) {
-    const int64_t row = int64_t{blockIdx.x - p.n_terms} * blockDim.x + threadIdx.x;
+  const int of_scalars = p.n_terms * p.parts, block = static_cast<int>(blockIdx.x);
+  if (block >= of_scalars) {
+    const int64_t row = int64_t{block - of_scalars} * blockDim.x + threadIdx.x;
     if (row >= p.n_tok) return;
     double loss = 0;
     for (int t = 0; t < p.n_terms; ++t) {
@@ -294,12 +316,12 @@ __global__ void __launch_bounds__(kScalarThreads) scalars(const __grid_constant_
     p.token_loss.data[row * p.token_loss.stride] = static_cast<float>(loss);
     return;
   }
-  const int t = blockIdx.x;
+  const int t = block / p.parts, part = block % p.parts;
   const TermParams& term = p.terms[t];
   double sum = 0;
   if (term.kind == LossKind::kDpo) {
     const double* log_ratios = p.segment_sums + term.sequence * 2 * p.n_segments;
-    for (int64_t pair = threadIdx.x; pair < p.n_pairs; pair += blockDim.x) {
+    for (int64_t pair = threadIdx.x; part == 0 && pair < p.n_pairs; pair += blockDim.x) {
       int64_t chosen, rejected;
       double margin;
       if (!margin_of_pair(p, log_ratios, pair, chosen, rejected, margin)) continue;
@@ -308,23 +330,26 @@ __global__ void __launch_bounds__(kScalarThreads) scalars(const __grid_constant_
   } else {
     const float* const losses = p.row_losses + t * p.n_tok;
     for_each_row<16>(
-        p.n_tok, [&](int64_t row) { return losses[row]; },
+        p.n_tok, part, p.parts, [&](int64_t row) { return losses[row]; },
         [&](int64_t, float loss) { sum += loss; });
   }
   sum = block_sum(sum, scratch);
-  if (term.wants_metrics) policy_metrics(p, t, scratch);
+  if (term.wants_metrics && part == 0) policy_metrics(p, t, scratch);
   if (threadIdx.x != 0) return;
-  const double inverse = p.census->inverse_divisor[t];
-  const double scalar = inverse == 0 ? 0 : sum * inverse;
-  p.census->scalars[t] = scalar;
-  if (p.term_scalars != nullptr) p.term_scalars[t] = scalar;
+  Census& census = *p.census;
+  census.scalar_parts[t][part] = sum;
   __threadfence();
-  if (atomicAdd(&p.census->finished, 1u) + 1 != p.n_terms) return;
+  if (atomicAdd(&census.finished, 1u) + 1 != of_scalars) return;
   __threadfence();
   double total = 0;
   for (int i = 0; i < p.n_terms; ++i) {
-    const double value = *const_cast<volatile double*>(&p.census->scalars[i]);
-    if (p.terms[i].weight != 0) total += p.terms[i].weight * value;
+    const volatile double* const sums = census.scalar_parts[i];
+    double whole = 0;
+    for (int each = 0; each < p.parts; ++each) whole += sums[each];
+    const double inverse = census.inverse_divisor[i];
+    const double scalar = inverse == 0 ? 0 : whole * inverse;
+    if (p.term_scalars != nullptr) p.term_scalars[i] = scalar;
+    if (p.terms[i].weight != 0) total += p.terms[i].weight * scalar;
   }
   if (p.total != nullptr) *p.total = total;
 }

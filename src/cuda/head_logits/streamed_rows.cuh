@@ -3,24 +3,9 @@
 // do.
 #pragma once
 
-#include "cuda/head_logits/row_process.cuh"
+#include "cuda/head_logits/streamed_strip.cuh"
 
 namespace ullage::lossk::cuda {
-
-// Adjacent columns where the caller put them; kAligned: on a 16-byte boundary.
-template <class T, bool kAligned_>
-struct StreamedStrip {
-  static constexpr bool kAligned = kAligned_, kKept = false, kShifted = false, kPadded = false;
-  static constexpr bool kLoadsAhead = kAligned;
-  const T* data;
-
-  __device__ Vector<T> load(int column) const {
-    return load_vector(data + column, kLaneColumns, kAligned);
-  }
-  __device__ Vector<T> load_tail(int column, int columns) const {
-    return load_vector(data + column, columns - column, kAligned);
-  }
-};
 
 template <class Kind>
 __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ HeadParams p) {
@@ -50,8 +35,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
   for (int64_t row = p.first_row + blockIdx.x; row < end_row(p); row += gridDim.x) {
     const int64_t label = stored_label(p, row);
     const int span_column = first_column(p, first);
-    T* const to =
-        static_cast<T*>(p.gradient) + (row - p.first_row) * p.gradient_stride + span_column;
+    T* const to = gradient_at<T>(p, row, span_column);
     const int span_columns = columns_between(p, first, last);
     if (!row_counts(p, row, label)) {
       wait_for_census();
@@ -59,19 +43,6 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
       if (warp == 0) clear_row(p, row, lane);
       continue;
     }
-    // Calls act(student, teacher) with the row from `column` on.
-    const auto with_columns = [&](int64_t column, const auto& act) {
-      const auto at = [&](const void* data, int64_t stride) {
-        return static_cast<const T*>(data) + (row - p.first_row) * stride + column;
-      };
-      const T* const student = at(p.logits, p.logits_stride);
-      const T* const teacher = Kind::kHasTeacher ? at(p.teacher, p.teacher_stride) : nullptr;
-      if (is_aligned(student) && is_aligned(teacher)) {
-        act(StreamedStrip<T, true>{student}, StreamedStrip<T, true>{teacher});
-      } else {
-        act(StreamedStrip<T, false>{student}, StreamedStrip<T, false>{teacher});
-      }
-    };
     RowInputs in;
     if (warp == 0) {
       in = load_row_vectors(p, row, label);
@@ -80,7 +51,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
     for (int s = first; s < last; ++s) {
       const int64_t column = first_column(p, s);
       const int columns = columns_between(p, s, s + 1);
-      with_columns(column, [&](const auto& student, const auto& teacher) {
+      with_columns<Kind>(p, row, column, [&](const auto& student, const auto& teacher) {
         const StripMaxima most = strip_maxima<Kind>(student, teacher, columns, lane);
         put_strip(sums, n_strips, s, most,
                   lane_sums<Kind>(p, student, teacher, columns, lane, most), lane);
@@ -98,7 +69,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
       for (int s = first; s < last; ++s) {
         const int64_t column = first_column(p, s);
         const int columns = columns_between(p, s, s + 1);
-        with_columns(column, [&](const auto& student, const auto& teacher) {
+        with_columns<Kind>(p, row, column, [&](const auto& student, const auto& teacher) {
           put_strip_extras<Kind, true>(p, extras, n_strips, s, student, teacher, columns, column,
                                        word.sums, lane);
         });
@@ -117,7 +88,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
     }
     __syncthreads();
     if (p.gradient != nullptr) {
-      with_columns(span_column, [&](const auto& student, const auto& teacher) {
+      with_columns<Kind>(p, row, span_column, [&](const auto& student, const auto& teacher) {
         write_gradient<Kind>(p, student, teacher, span_columns, to, span_column, word, lane);
       });
     }
