@@ -293,11 +293,11 @@ class Shapes {
 
   static void print(const Record& r) {
     std::printf(
-        "%-14s %-4s %-22s %-12s %-6s c%-2d w%-2d s%d %7.3f ms [%.3f, %.3f]  %5.0f GB/s  "
+        "%-14s %-4s %-22s %-12s %-8s c%-2d w%-2d s%d %7.3f ms [%.3f, %.3f]  %5.0f GB/s  "
         "%.3f x %s\n",
         r.shape.c_str(), r.dtype.c_str(), r.work.c_str(), r.placement.c_str(),
-        r.kernel == "head_rows_sm90_cluster" ? "clust" : "stream", r.cluster, r.warps, r.slots,
-        r.ms.median, r.ms.low, r.ms.high, r.bytes / r.ms.median / 1e6, r.ms.median / r.yardstick_ms,
+        r.kernel.substr(r.kernel.rfind('_') + 1).c_str(), r.cluster, r.warps, r.slots, r.ms.median,
+        r.ms.low, r.ms.high, r.bytes / r.ms.median / 1e6, r.ms.median / r.yardstick_ms,
         r.yardstick.c_str());
     std::fflush(stdout);
   }

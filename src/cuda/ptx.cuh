@@ -54,6 +54,10 @@ __device__ inline void store_words(void* global, uint4 words) {
                "r"(words.z), "r"(words.w));
 }
 
+__device__ inline void prefetch_to_l1(const void* global) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(global));
+}
+
 #if ULLAGE_SM90
 
 __device__ inline uint32_t cluster_rank() {

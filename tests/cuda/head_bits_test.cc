@@ -119,30 +119,46 @@ TEST_F(CudaHeadBits, ShortRowsAreThoseOfTheOtherKernels) {
         for (const int64_t n_tok : {5, 9, 40}) {
           if (vocab == 1 && names[0] == "kd_top_k1_rkl") continue;
           RandomHead head = draw(names, rng, n_tok, vocab, dtype);
-          if (below(rng, 4) == 0) head.config.options.softcap = 3;
+          const auto one_in = [&](int n) { return below(rng, n) == 0; };
+          if (one_in(4)) head.config.options.softcap = 3;
           for (int64_t r = 2; r < n_tok; r += 3) head.inputs.labels[r] = -100;
-          const bool asked = below(rng, 2) == 0;
-          const bool shifted = below(rng, 2) == 0;
+          const bool asked = one_in(2);
           DeviceOptions options = {.dtype = dtype, .row_outputs = asked, .entropy = asked};
-          options.argmax = asked && below(rng, 2) == 0;
-          options.gradient = below(rng, 4) != 0;
-          if (shifted) options.logits = {.pad = 1, .shift = 1};
-          if (shifted) options.gradient_at = {.pad = 3, .shift = 2};
+          options.argmax = asked && one_in(2);
+          options.gradient = !one_in(4);
+          options.in_place = options.gradient && one_in(2);
+          options.accumulate = options.gradient && !options.in_place && one_in(3);
+          if (one_in(3)) options.logits = {.pad = 1, .shift = 1};
+          if (one_in(3)) options.teacher = {.pad = 2, .shift = 5};
+          if (one_in(3)) options.gradient_at = {.pad = 3, .shift = 2};
           const DeviceResult result = run_on_device(head.config, head.inputs, options);
           ASSERT_TRUE(result.ran.ok()) << result.ran.to_string();
           EXPECT_TRUE(result.padding_untouched);
           const bool is_short = result.kernel == "head_rows_sm80_short";
-          if (vocab <= 768) EXPECT_EQ(is_short, names[0] != "kd_top_k1_rkl") << names[0] << " " << vocab;
+          if (vocab <= 768)
+            EXPECT_EQ(is_short, names[0] != "kd_top_k1_rkl") << names[0] << " " << vocab;
+          const std::string where = names[0] + " " + std::string(name_of(dtype)) + " " +
+                                    std::to_string(n_tok) + " x " + std::to_string(vocab) +
+                                    (options.in_place ? " in place" : "") +
+                                    (options.accumulate ? " accumulating" : "");
           options.kernel = "head_rows_sm80_streamed";
-          const DeviceResult streamed = run_on_device(head.config, head.inputs, options);
-          expect_same(streamed, result,
-                      names[0] + " " + std::string(name_of(dtype)) + " " + std::to_string(n_tok) +
-                          " x " + std::to_string(vocab));
+          expect_same(run_on_device(head.config, head.inputs, options), result, where);
+          options.kernel = {};
+          options.tuning.cluster = 1;
+          expect_same(run_on_device(head.config, head.inputs, options), result,
+                      where + ", a block alone");
           if (HasFailure()) return;
         }
       }
     }
   }
+  // More rows than all warps take at a time.
+  const RandomHead head = draw({"ce", "z"}, rng, 60'001, 100, DType::kBF16);
+  DeviceOptions options = {.dtype = DType::kBF16, .kernel = "head_rows_sm80_short"};
+  const DeviceResult several = run_on_device(head.config, head.inputs, options);
+  ASSERT_TRUE(several.ran.ok()) << several.ran.to_string();
+  options.kernel = "head_rows_sm80_streamed";
+  expect_same(run_on_device(head.config, head.inputs, options), several, "60001 rows");
 }
 
 // Rows of whose 16-byte words others have a part: their own words, their neighbours' and those that
@@ -482,6 +498,9 @@ TEST_F(CudaHeadBits, FaultsAreReportedWithTheirRow) {
     head = draw({"dpo"}, rng, 20, 777, DType::kBF16);
     head.inputs.pairs[3] = 9;
     check(head, kHeadBadPairs, "pair 1");
+    head = draw({"ce"}, rng, 33'000, 3, DType::kBF16);
+    head.inputs.labels[32'999] = head.inputs.labels[20'001] = 3;
+    check(head, kLossTargetOutOfRange, "labels[20001]");
   }
 }
 

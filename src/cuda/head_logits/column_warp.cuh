@@ -176,14 +176,14 @@ class ColumnWarp {
   // `most`: of the span's one strip, where they are known.
   __device__ void sum(int slot, RowId row, int i, bool has_most, StripMaxima most) const {
     float* const table = shared_.sums(i);
-    for_each_strip(
-        slot, row, [&](int s, const Strip& student, const Strip& teacher, int columns, int) {
-          if (!has_most) most = strip_maxima<Kind>(student, teacher, columns, lane_);
-          with_loads(student, teacher, [&](const auto& mine, const auto& others) {
-            put_strip(table, p_.strips_per_block, s, most,
-                      lane_sums<Kind>(p_, mine, others, columns, lane_, most), lane_);
-          });
-        });
+    for_each_strip(slot, row,
+                   [&](int s, const Strip& student, const Strip& teacher, int columns, int) {
+                     if (!has_most) most = strip_maxima<Kind>(student, teacher, columns, lane_);
+                     with_loads(student, teacher, [&](const auto& mine, const auto& others) {
+                       put_strip(table, p_.strips_per_block, s, most,
+                                 lane_sums<Kind>(p_, mine, others, columns, lane_, most), lane_);
+                     });
+                   });
   }
   __device__ void sum_extras(int slot, RowId row, int i) const {
     const RowSums sums = shared_.word(i)->sums;

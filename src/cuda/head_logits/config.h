@@ -70,9 +70,9 @@ struct RowLayout {
   int64_t shared_bytes = 0;  // a block
 };
 
-// Bytes of its rows that a warp of short rows goes through a second time: what 32 of them have fits
-// L1.
-inline constexpr int64_t kShortBytes = 4096;
+// Bytes of the rows that a warp of short rows takes at a time, and goes through twice more: what
+// all warps have mostly fits L1.
+inline constexpr int64_t kShortBytes = 8192;
 // Three rows of a group: one is loaded, one summed, one written.
 inline constexpr int kSlots = 3;
 inline constexpr int kMaxGroups = 4;  // of a block's column warps
@@ -141,8 +141,8 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
     const int64_t row_bytes = vocab * element_bytes * (has_teacher(family) ? 2 : 1);
     layout.warps = kShortWarps;
     layout.strips_per_warp = 1;
-    layout.rows_at_a_time = static_cast<int>(std::clamp<int64_t>(
-        kShortBytes / std::max<int64_t>(row_bytes, 1), 1, kRowsOfWarp));
+    layout.rows_at_a_time = static_cast<int>(
+        std::clamp<int64_t>(kShortBytes / std::max<int64_t>(row_bytes, 1), 1, kRowsOfWarp));
     return layout;
   }
   const bool sums_only = kernel == RowKernel::kCluster && work.sums_only();
@@ -203,7 +203,7 @@ Result<CudaHeadPlan> plan_with_tuning(const Shape& shape, const HeadConfig& conf
                                       const Request& request, const CudaHeadOptions& options,
                                       const Tuning& tuning);
 
-// The kernel for a row, and one reason for each candidate passed over. `forced` names a kernel, or
+// The kernel for a row, and why not the cluster's where it is another. `forced` names a kernel, or
 // is empty.
 inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const RowWork& work,
                                            const CudaDevice& device, std::string_view forced,

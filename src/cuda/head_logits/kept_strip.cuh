@@ -16,7 +16,8 @@ enum class Placement {
 // Columns in shared memory, where the first lies `shift` columns into a word.
 template <class T, Placement kPlacement>
 struct KeptStrip {
-  static constexpr bool kAligned = kPlacement == Placement::kInWords, kKept = true;
+  static constexpr bool kAligned = kPlacement == Placement::kInWords;
+  static constexpr bool kNear = true, kApart = true;
   static constexpr bool kShifted = kPlacement == Placement::kSameShift;
   static constexpr bool kPadded = kPlacement != Placement::kAny;
   static constexpr bool kLoadsAhead = kAligned;
@@ -52,7 +53,7 @@ struct KeptStrip {
 // compiled: five instructions for eight columns, not sixteen.
 template <class T, int kParts>
 struct ShiftedStrip {
-  static constexpr bool kKept = true, kPadded = true, kLoadsAhead = true;
+  static constexpr bool kNear = true, kApart = true, kPadded = true, kLoadsAhead = true;
   const T* data;
   unsigned order;  // order_of_halves
 

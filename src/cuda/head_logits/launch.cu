@@ -109,7 +109,9 @@ Status start_plain_rows(const HeadParams& params, const RowLaunch& launch, bool 
   const void* kernel = row_kernel(launch, params.softcap > 0);
   const auto threads = static_cast<unsigned>(threads_of(layout));
   HeadParams rows = params;
-  int64_t groups = int64_t{launch.n_multiprocessors} * (layout.kernel == RowKernel::kShort ? 3 : kResidentWarps / layout.warps);
+  int64_t groups =
+      int64_t{launch.n_multiprocessors} *
+      (layout.kernel == RowKernel::kShort ? kShortBlocks : kResidentWarps / layout.warps);
   if (layout.kernel == RowKernel::kCluster) {
     ULLAGE_RETURN_IF_CUDA_FAILS(
         "cudaFuncSetAttribute",
@@ -161,13 +163,10 @@ Status start_rows(const HeadParams& params, const RowLaunch& launch, bool early,
 Status launch_census(const HeadParams& params, CUstream_st* stream) {
   HeadParams counted = params;
   counted.parts = parts_of(params.n_tok);
-  int device = 0, major = 0;
-  ULLAGE_RETURN_IF_CUDA_FAILS("cudaGetDevice", cudaGetDevice(&device));
-  ULLAGE_RETURN_IF_CUDA_FAILS(
-      "cudaDeviceGetAttribute",
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  // Blocks of a cluster can wait for each other; elsewhere one takes all parts.
-  const int blocks = major == 9 ? counted.parts : 1;
+  cudaFuncAttributes code;
+  ULLAGE_RETURN_IF_CUDA_FAILS("cudaFuncGetAttributes", cudaFuncGetAttributes(&code, &census));
+  // Blocks of a cluster can wait for each other (blocks_sync); elsewhere one takes all parts.
+  const int blocks = code.ptxVersion >= 90 ? counted.parts : 1;
   return start("head_census", reinterpret_cast<const void*>(&census), counted,
                static_cast<unsigned>(blocks), kScalarThreads, 0, blocks > 1 ? blocks : 0, false,
                stream);

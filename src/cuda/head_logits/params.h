@@ -9,7 +9,7 @@
 
 namespace ullage::lossk::cuda {
 
-// A launch evaluates every term; a warp gives each term a lane and one shuffle tree adds them up.
+// A launch evaluates every term; they are added in one tree (row_terms.cuh).
 inline constexpr int kMaxTerms = 16;
 
 inline constexpr int kLaneColumns = 8;                  // adjacent columns a lane takes at a time
@@ -26,10 +26,11 @@ inline constexpr int kMaxColumnWarps = 16;
 // block alone sends nothing, and has three for the terms. 20 warps can have 96 registers a lane, 21
 // only 80.
 inline constexpr int kOtherWarps = 4;
-// 64 registers a thread leave room for this many warps of the other kernels on a multiprocessor.
+// 64 registers a thread leave room for this many warps of the streamed kernel on a multiprocessor.
 inline constexpr int kResidentWarps = 32;
-inline constexpr int kShortWarps = 8;  // of a block for short rows
-inline constexpr int kRowsOfWarp = 8;  // that one takes at a time, at most
+// Short rows: warps of a block, blocks of a multiprocessor, rows that a warp takes at a time at
+// most.
+inline constexpr int kShortWarps = 8, kShortBlocks = 3, kRowsOfWarp = 16;
 inline constexpr int64_t kRowWordBytes = 112;   // what the terms' warps tell the others (RowWord)
 inline constexpr int64_t kTopKSumsBytes = 256;  // of the gather of top-k ids, at most
 struct RowCut {
@@ -149,7 +150,7 @@ struct HeadParams {
   void* gradient = nullptr;       // [n_rows][V], nullptr: forward only; may be the logits
   int64_t logits_stride = 0, teacher_stride = 0, gradient_stride = 0;  // elements
   int64_t n_tok = 0;
-  int parts = 1;  // of all rows: kMostParts
+  int parts = 1;  // in which all rows are counted and summed (launch.cu)
   int64_t first_row = 0, n_rows = 0;
   int64_t vocab = 0;
   int64_t vocab_offset = 0;

@@ -28,8 +28,9 @@ __device__ inline void put_strip(float* table, int n, int i, const StripMaxima& 
   if constexpr (Kind::kHasLogSum) sums[kCount - 1] = mine.log_sum;
   const float sum = spread_sums(sums, lane);
   const int which = lane / kLanesOfSum<kCount>;
-  const int kind =
-      which == 0 ? kSum : which == 1 && Kind::kHasTeacher ? kTeacherSum : kLogSum<Kind>;
+  const int kind = which == 0                        ? kSum
+                   : which == 1 && Kind::kHasTeacher ? kTeacherSum
+                                                     : kLogSum<Kind>;
   if (lane % kLanesOfSum<kCount> == 0 && which < kCount) table[kind * n + i] = sum;
   if (lane != 0) return;
   table[kMax * n + i] = most.student;

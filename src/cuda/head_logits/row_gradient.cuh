@@ -114,8 +114,9 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
                                      const typename Kind::Element* held, int first_column,
                                      const RowWord& row, int lane) {
   using T = typename Kind::Element;
-  // The label's column is written once more, so that the loop need not look for it.
-  constexpr bool kPatched = kPlain && Strip::kKept && !Kind::kSoftcap;
+  // The label's column is written once more, so that the loop need not look for it: where the strip
+  // is still what it was.
+  constexpr bool kPatched = kPlain && Strip::kApart && !Kind::kSoftcap;
   const int label = row.label - first_column;
   const auto write = [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
     const int valid = kTail || Strip::kPadded ? columns - column : kLaneColumns;
@@ -131,7 +132,7 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
         g[i] -= row.c.uniform * float_at(p.class_weights, first_column + column + i, 1);
       }
     }
-    if constexpr (!kPatched) {
+    if (!kPatched && static_cast<unsigned>(label - column) < kLaneColumns) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (column + i == label) g[i] -= row.c.label;

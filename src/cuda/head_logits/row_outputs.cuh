@@ -1,4 +1,5 @@
-// What a row reports, by a warp: a lane an output, so that one store writes them all.
+// What a row reports, by one lane, or by a warp: a lane an output, so that one store writes them
+// all.
 #pragma once
 
 #include "cuda/head_logits/row_terms.cuh"
@@ -22,9 +23,11 @@ __device__ inline RowReport row_report(const HeadParams& p, int64_t row, bool re
   report.correct = in.label >= 0 && sums.argmax == in.label;
   if (!reported) return report;
   report.lse = log_sum_exp(sums);
-  report.entropy = p.group_entropy.data != nullptr
-                       ? float_at(p.group_entropy, row, 0)
-                       : kLn2 * (sums.log2_sum - sums.entropy / sums.sum);
+  if (p.group_entropy.data != nullptr) {
+    report.entropy = float_at(p.group_entropy, row, 0);
+  } else if (p.wants_entropy) {
+    report.entropy = kLn2 * (sums.log2_sum - sums.entropy / sums.sum);
+  }
   report.argmax = sums.argmax;
   return report;
 }

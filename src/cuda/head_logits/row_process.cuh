@@ -1,5 +1,6 @@
 // From a row's sums to its terms, its outputs and what its gradient needs; by one warp a row, the
-// same code for a cluster that keeps the row in shared memory and for a block that streams it.
+// same code for a cluster that keeps the row in shared memory and for a block that streams it. (Of
+// short rows, by one lane: short_rows.cuh.)
 #pragma once
 
 #include "cuda/head_logits/row_fold.cuh"

@@ -99,7 +99,9 @@ __device__ inline void warp_sums(float (&x)[n]) {
 // The same sums of up to three values in fewer shuffles: a step that halves the lanes of a value
 // halves the values of a lane. The i-th is in lane i * kLanesOfSum<n>.
 template <int n>
-inline constexpr int kLanesOfSum = n == 1 ? 32 : n == 2 ? 16 : 8;
+inline constexpr int kLanesOfSum = n == 1   ? 32
+                                   : n == 2 ? 16
+                                            : 8;
 template <int n>
 __device__ inline float spread_sums(const float (&x)[n], int lane) {
   static_assert(n <= 3);
@@ -236,18 +238,19 @@ __device__ inline void in_groups(int n, const Step& step, int first = 0) {
   if constexpr (kMost > 1) in_groups<(kMost > 2 ? 2 : 1)>(n, step, first);
 }
 
-// How many rounds of a strip are taken at a time, where its kind says `kKept`.
-template <class Kind, class Strip, int kKept>
-inline constexpr int kRoundsOf = kKept == 1 || Strip::kKept ? kKept : Kind::kRoundsFromMemory;
+// How many rounds of a strip are taken at a time, where its kind says `kOfNear` of what is near.
+template <class Kind, class Strip, int kOfNear>
+inline constexpr int kRoundsOf = kOfNear == 1 || Strip::kNear ? kOfNear : Kind::kRoundsFromMemory;
 
 // Calls step<kTail>(column, student's eight, teacher's eight) for each of this lane's vectors of a
 // strip, ascending; kTail: in the strip's last round, which is short, so that columns at and past
 // `columns` may be among them, as -inf. At most kMost vectors of each are loaded ahead.
 //
 // A Strip has `load(column)` and, for the last round, `load_tail(column, columns)`; where
-// kLoadsAhead, loads are cheap enough to have several under way. Where it is kPadded, -inf follows
-// the row's last column up to a whole round. Then that round is as good as any: code of its own,
-// for one warp of all, would make the others wait (a softcap makes -inf finite).
+// kLoadsAhead, loads are cheap enough to have several under way; where it is kNear, they come from
+// shared memory or L1; where kApart, the gradient is not written over it. Where it is kPadded, -inf
+// follows the row's last column up to a whole round. Then that round is as good as any: code of its
+// own, for one warp of all, would make the others wait (a softcap makes -inf finite).
 template <class Kind, int kMost, class Strip, class Step>
 __device__ inline void for_each_vector(const Strip& student, const Strip& teacher, int columns,
                                        int lane, const Step& step) {
@@ -379,8 +382,8 @@ __device__ inline StripMaxima strip_maxima(const Strip& student, const Strip& te
 // This lane's part of a strip.
 template <class Kind, class Strip>
 __device__ inline RelativeSums<Kind> lane_sums(const HeadParams& p, const Strip& student,
-                                             const Strip& teacher, int columns, int lane,
-                                             const StripMaxima& most) {
+                                               const Strip& teacher, int columns, int lane,
+                                               const StripMaxima& most) {
   using T = typename Kind::Element;
   const float reference = student_reference<Kind>(p, most.student);
   const float teacher_reference = ullage::lossk::cuda::teacher_reference(p, most.teacher);

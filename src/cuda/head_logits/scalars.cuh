@@ -1,6 +1,6 @@
 // The small kernels around the row kernel: the census before it, the sequences between its two
-// launches, the scalars after it. Sums are in float64, over the rows in p.parts, each thread over
-// every so-many-th and then a tree: an order fixed by n_tok.
+// launches, the scalars after it. Sums are in float64, each thread over every so-many-th row of a
+// part and then a tree, then the parts: an order fixed by n_tok.
 #pragma once
 
 #include "cuda/head_logits/row_terms.cuh"
@@ -9,8 +9,8 @@ namespace ullage::lossk::cuda {
 
 inline constexpr int kScalarThreads = 1024;
 
-// Calls use(row, load(row)) for this thread's rows of part `part` of `parts`, ascending, with kAhead
-// loads under way: a block by itself waits for memory as often as it asks.
+// Calls use(row, load(row)) for this thread's rows of part `part` of `parts`, ascending, with
+// kAhead loads under way: a block by itself waits for memory as often as it asks.
 template <int kAhead, class Load, class Use>
 __device__ inline void for_each_row(int64_t n, int part, int parts, const Load& load,
                                     const Use& use) {
@@ -50,8 +50,8 @@ __device__ inline double block_sum(double x, double* scratch) {
   return total;
 }
 
-// One cluster, or one block. Counts the rows that divisors count, refuses labels and segment ids out
-// of range, and forms each term's gain.
+// One cluster, or one block. Counts the rows that divisors count, refuses labels and segment ids
+// out of range, and forms each term's gain.
 __global__ void __launch_bounds__(kScalarThreads) census(const __grid_constant__ HeadParams p) {
   __shared__ double scratch[kScalarThreads / 32];
   ullage::cuda::ptx::let_next_kernel_start();

@@ -1,18 +1,16 @@
-// head_rows_sm80_short: rows of one strip, several a warp. The warp sums them one after the other, then
-// each has a lane for its terms, then the warp writes their gradients, from L1: where a row is short,
-// it is its terms that take time, and they take the same for one row or for eight.
+// head_rows_sm80_short: rows of one strip, several a warp. The warp sums them one after the other,
+// then each has a lane for its terms, then the warp writes their gradients, from L1: where a row is
+// short it is its terms that take time, and they take the same for one row or for many.
 #pragma once
 
 #include "cuda/head_logits/streamed_strip.cuh"
 
 namespace ullage::lossk::cuda {
 
-// Columns that are soon found in L1.
+// Columns that L1 holds.
 template <class T, bool kAligned>
 struct ShortStrip : StreamedStrip<T, kAligned> {
-  static constexpr bool kKept = true;
-
-  __device__ T at(int column) const { return this->data[column]; }
+  static constexpr bool kNear = true;
 };
 
 // A lane keeps what its row comes to; the others help to sum it. kAligned: every row of logits and
@@ -35,6 +33,7 @@ class ShortRows {
     const bool mine = lane_ < n;
     const int64_t label = mine ? stored_label(p_, row) : -1;
     const unsigned counting = __ballot_sync(~0u, mine && row_counts(p_, row, label));
+    ask_for(first, n, counting);
     RowSums sums = sums_of(first, n, counting);
     if (kOwnExtras<kFamily> > 0 || wants_extra<kFamily>(p_)) add_extras(first, n, counting, sums);
     ullage::cuda::ptx::wait_for_previous_kernel();
@@ -52,28 +51,37 @@ class ShortRows {
   }
 
  private:
-  struct Columns {
-    Strip student, teacher;
-  };
-  __device__ Columns columns_of(int64_t row) const {
-    const auto at = [&](const void* data, int64_t stride) -> Strip {
-      return {{static_cast<const T*>(data) + (row - p_.first_row) * stride}};
-    };
-    return {at(p_.logits, p_.logits_stride), at(p_.teacher, p_.teacher_stride)};
+  // All rows that count are on their way before the first is waited for.
+  __device__ void ask_for(int64_t first, int n, unsigned counting) const {
+    constexpr int kLine = 128 / sizeof(T);  // columns
+    static_assert(32 * kLine >= 4 * kWarpColumns, "a lane a line of a strip");
+    for_each(first, n, [&](int b, const Strip& student, const Strip& teacher) {
+      if (!(counting >> b & 1) || lane_ * kLine >= columns_) return;
+      ullage::cuda::ptx::prefetch_to_l1(student.data + lane_ * kLine);
+      if constexpr (Kind::kHasTeacher) {
+        ullage::cuda::ptx::prefetch_to_l1(teacher.data + lane_ * kLine);
+      }
+    });
   }
-  // Calls act(b, student, teacher) for each of the rows that count.
+  // Calls act(b, student, teacher) for each of the rows.
   template <class Act>
-  __device__ void for_each(int64_t first, int n, unsigned counting, const Act& act) const {
+  __device__ void for_each(int64_t first, int n, const Act& act) const {
+    const auto at = [&](const void* data, int64_t stride) -> Strip {
+      return {{static_cast<const T*>(data) + (first - p_.first_row) * stride}};
+    };
+    Strip student = at(p_.logits, p_.logits_stride);
+    Strip teacher = Kind::kHasTeacher ? at(p_.teacher, p_.teacher_stride) : student;
     for (int b = 0; b < n; ++b) {
-      if (!(counting >> b & 1)) continue;
-      const Columns columns = columns_of(first + b);
-      act(b, columns.student, columns.teacher);
+      act(b, student, teacher);
+      student.data += p_.logits_stride;
+      if constexpr (Kind::kHasTeacher) teacher.data += p_.teacher_stride;
     }
   }
 
   __device__ RowSums sums_of(int64_t first, int n, unsigned counting) const {
     StripSums<Kind> mine;
-    for_each(first, n, counting, [&](int b, const Strip& student, const Strip& teacher) {
+    for_each(first, n, [&](int b, const Strip& student, const Strip& teacher) {
+      if (!(counting >> b & 1)) return;
       const StripMaxima most = strip_maxima<Kind>(student, teacher, columns_, lane_);
       const RelativeSums<Kind> sums =
           warp_sum(lane_sums<Kind>(p_, student, teacher, columns_, lane_, most));
@@ -87,12 +95,12 @@ class ShortRows {
   __device__ void add_extras(int64_t first, int n, unsigned counting, RowSums& sums) const {
     if (lane_ < n) words_[lane_].sums = sums;
     __syncwarp();
-    for_each(first, n, counting, [&](int b, const Strip& student, const Strip& teacher) {
+    for_each(first, n, [&](int b, const Strip& student, const Strip& teacher) {
+      if (!(counting >> b & 1)) return;
       const RowSums& of = words_[b].sums;
       if constexpr (kFamily == Family::kMixed) {
         const MixedSums s = strip_mixed_sums<Kind>(p_, student, teacher, columns_, of, lane_);
-        const float own[] = {s.teacher_from_mix, s.student_from_mix, s.cross, s.forward,
-                             s.reverse};
+        const float own[] = {s.teacher_from_mix, s.student_from_mix, s.cross, s.forward, s.reverse};
         if (lane_ == b) take_own_extras<kFamily>(own, sums);
       }
       if constexpr (kFamily == Family::kJensenShannon) {
@@ -125,15 +133,15 @@ class ShortRows {
   }
 
   __device__ void write_gradients(int64_t first, int n, unsigned counting) const {
-    for (int b = 0; b < n; ++b) {
-      T* const to = gradient_at<T>(p_, first + b, 0);
-      if (!(counting >> b & 1)) {
+    T* to = gradient_at<T>(p_, first, 0);
+    for_each(first, n, [&](int b, const Strip& student, const Strip& teacher) {
+      if (counting >> b & 1) {
+        write_gradient<Kind>(p_, student, teacher, columns_, to, 0, words_[b], lane_);
+      } else {
         clear_gradient(p_, to, columns_, lane_);
-        continue;
       }
-      const Columns columns = columns_of(first + b);
-      write_gradient<Kind>(p_, columns.student, columns.teacher, columns_, to, 0, words_[b], lane_);
-    }
+      to += p_.gradient_stride;
+    });
   }
 
   const HeadParams& p_;
@@ -143,15 +151,15 @@ class ShortRows {
 };
 
 template <class Kind>
-__global__ void __launch_bounds__(kShortWarps * 32, 3)
+__global__ void __launch_bounds__(kShortWarps * 32, kShortBlocks)
     short_rows(const __grid_constant__ HeadParams p) {
+  static_assert(kRowsOfWarp <= 32, "a lane a row");
   // Of every warp's rows; no constructor runs.
   __shared__ alignas(RowWord) std::byte word_bytes[kShortWarps * kRowsOfWarp * sizeof(RowWord)];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   RowWord* const words = reinterpret_cast<RowWord*>(word_bytes) + warp * kRowsOfWarp;
   const int64_t step = int64_t{gridDim.x} * kShortWarps * p.rows_at_a_time;
-  const int64_t start =
-      p.first_row + (int64_t{blockIdx.x} * kShortWarps + warp) * p.rows_at_a_time;
+  const int64_t start = p.first_row + (int64_t{blockIdx.x} * kShortWarps + warp) * p.rows_at_a_time;
   const auto run = [&](auto rows) {
     for (int64_t first = start; first < end_row(p); first += step) rows.take(first);
   };

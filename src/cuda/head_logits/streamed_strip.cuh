@@ -8,7 +8,8 @@ namespace ullage::lossk::cuda {
 // Adjacent ones; kAligned: on a 16-byte boundary.
 template <class T, bool kAligned_>
 struct StreamedStrip {
-  static constexpr bool kAligned = kAligned_, kKept = false, kShifted = false, kPadded = false;
+  static constexpr bool kAligned = kAligned_, kNear = false, kApart = false;
+  static constexpr bool kShifted = false, kPadded = false;
   static constexpr bool kLoadsAhead = kAligned;
   const T* data;
 
