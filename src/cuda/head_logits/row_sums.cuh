@@ -96,21 +96,18 @@ __device__ inline void warp_sums(float (&x)[n]) {
     for (int i = 0; i < n; ++i) x[i] += other[i];
   }
 }
-// The same sums of up to three values in fewer shuffles: a step that halves the lanes of a value
+// The same sums of two or three values in fewer shuffles: a step that halves the lanes of a value
 // halves the values of a lane. The i-th is in lane i * kLanesOfSum<n>.
 template <int n>
-inline constexpr int kLanesOfSum = n == 1   ? 32
-                                   : n == 2 ? 16
-                                            : 8;
+inline constexpr int kLanesOfSum = n == 2 ? 16 : 8;
 template <int n>
 __device__ inline float spread_sums(const float (&x)[n], int lane) {
-  static_assert(n <= 3);
+  static_assert(n == 2 || n == 3);
   const auto exchanged = [](float keep, float give, int step) {
     return keep + __shfl_xor_sync(~0u, give, step);
   };
   const bool upper = lane & 16, second = lane & 8;
   float mine = x[0];
-  if constexpr (n == 1) mine = exchanged(x[0], x[0], 16);
   if constexpr (n == 2) mine = exchanged(upper ? x[1] : x[0], upper ? x[0] : x[1], 16);
   if constexpr (n == 3) {
     const float first = exchanged(upper ? x[2] : x[0], upper ? x[0] : x[2], 16);
