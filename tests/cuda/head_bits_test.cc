@@ -135,8 +135,9 @@ TEST_F(CudaHeadBits, ShortRowsAreThoseOfTheOtherKernels) {
           ASSERT_TRUE(result.ran.ok()) << result.ran.to_string();
           EXPECT_TRUE(result.padding_untouched);
           const bool is_short = result.kernel == "head_rows_sm80_short";
-          if (vocab <= 768)
+          if (vocab <= 768) {
             EXPECT_EQ(is_short, names[0] != "kd_top_k1_rkl") << names[0] << " " << vocab;
+          }
           const std::string where = names[0] + " " + std::string(name_of(dtype)) + " " +
                                     std::to_string(n_tok) + " x " + std::to_string(vocab) +
                                     (options.in_place ? " in place" : "") +
