@@ -352,7 +352,7 @@ TEST_F(CudaHeadBits, EveryRowIsTakenOnce) {
 }
 
 // So many rows for blocks alone that they take four at a time, and the last of them fewer.
-TEST_F(CudaHeadBits, ShortRowsTakenSeveralAtATime) {
+TEST_F(CudaHeadBits, RowsOfABlockAloneTakenSeveralAtATime) {
   constexpr int64_t kRows = 34'001, kVocab = 1031;
   RandomHead head = draw({"ce"}, rng, kRows, kVocab, DType::kBF16);
   for (int64_t r = 0; r < kRows; ++r) {
