@@ -393,6 +393,11 @@ void measure_shape(Shapes& shape) {
   shape.measure({"ce+entropy", {kCe}, true}, Shapes::kOutOfPlace);
   shape.measure({"gspo", {kGspo}}, Shapes::kOutOfPlace);
   for (const Mix& mix : distillation_mixes()) shape.measure(mix, Shapes::kOutOfPlace);
+  // Its student is tempered, its labels' is not: two passes.
+  LossTerm tempered = distillation_mixes()[1].terms[0];
+  tempered.temperature = tempered.student_temperature = 2;
+  tempered.t_squared = true;
+  shape.measure({"kd textbook+ce", {tempered, kCe}}, Shapes::kOutOfPlace);
   shape.measure(distillation_mixes()[2], Shapes::kForward);
   shape.measure({"ce", {kCe}}, Shapes::kOutOfPlace, "head_rows_sm80_streamed");
 }

@@ -2,6 +2,7 @@
 
     ullage      ullage.torch.cross_entropy and distillation
     eager       F.cross_entropy(logits.float(), targets), and F.kl_div of two log_softmax
+                textbook: forward KL at temperature 2 times its square, and half a cross-entropy
     compile     the same, compiled
     liger       LigerCrossEntropyLoss, which writes the gradient over the logits; LigerKLDIVLoss, LigerJSD of log_softmax
 
@@ -22,6 +23,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 if os.environ.get("LIGER"):
@@ -46,15 +48,23 @@ def kl(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     )
 
 
+@cache
+def targets_of(n_tok: int, vocab: int) -> torch.Tensor:
+    return torch.arange(n_tok, device=DEVICE) * 7919 % vocab
+
+
 PLAIN: dict[str, Loss] = {
     "cross_entropy": lambda x, y: F.cross_entropy(x.float(), y),
     "forward_kl": lambda x, teacher: kl(teacher, x),
     "reverse_kl": kl,
+    "textbook": lambda x, t: 4 * kl(t / 2, x / 2) + 0.5 * F.cross_entropy(x.float(), targets_of(*x.shape)),
 }
+TEMPERED = {"temperature": 2.0, "student_temperature": 2.0, "t_squared": True, "cross_entropy_weight": 0.5}
 OURS: dict[str, Loss] = {
     "cross_entropy": cross_entropy,
     **{name: lambda x, t, name=name: distillation(x, t, divergence=name) for name in ("forward_kl", "reverse_kl")},
     "jensen_shannon": lambda x, t: distillation(x, t, divergence="jensen_shannon"),
+    "textbook": lambda x, t: distillation(x, t, targets_of(*x.shape), **TEMPERED),
 }
 
 
@@ -84,6 +94,10 @@ def gradient_of(name: str, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor
     q = log_q.exp()
     if name == "cross_entropy":
         return q.scatter_add_(1, other[:, None], torch.full_like(q[:, :1], -1))
+    if name == "textbook":
+        warm = [F.softmax(z.double() / 2, -1) for z in (x, other)]
+        hit = torch.ones_like(q[:, :1])
+        return 2 * (warm[0] - warm[1]) + 0.5 * q.scatter_add_(1, targets_of(*x.shape)[:, None], -hit)
     log_p = F.log_softmax(other.double(), -1)
     if name == "forward_kl":
         return q - log_p.exp()
@@ -106,7 +120,7 @@ def measure(n_tok: int, vocab: int, name: str, losses: dict[str, Loss]) -> dict:
     torch.manual_seed(0)
     stored = 3 * torch.randn(n_tok, vocab, device=DEVICE, dtype=torch.bfloat16)
     labels = name == "cross_entropy"
-    other = torch.arange(n_tok, device=DEVICE) * 7919 % vocab if labels else stored.roll(1, 0)
+    other = targets_of(n_tok, vocab) if labels else stored.roll(1, 0)
     into = torch.empty_like(stored)
     yardstick = (lambda: into.copy_(stored)) if labels else (lambda: torch.add(stored, other, out=into))
     record: dict = {"n_tok": n_tok, "vocab": vocab, "loss": name, "yardstick": "copy" if labels else "add", "peers": {}}

@@ -129,7 +129,8 @@ double rounding_error(DType dtype, double value) {
 }
 
 HeadErrorBounds head_error_bounds(const HeadConfig& config, const HeadInputs& in,
-                                  const HeadResult& expected, DType accumulate, DType stored) {
+                                  const HeadResult& expected, DType accumulate, DType stored,
+                                  int64_t gradient_parts) {
   const double unit = unit_of(stored);
   const Rounding r{accumulate == DType::kF64 ? 0x1p-53 : 0x1p-24};
   const auto [n_tok, d_model, vocab] = in.shape;
@@ -259,7 +260,8 @@ HeadErrorBounds head_error_bounds(const HeadConfig& config, const HeadInputs& in
         const double size = std::abs(expected.term_d_logits[t][i]);
         const double before_cap = slope[i] > 0 ? size / slope[i] : 0;
         bounds.d_logits[i] += upstream * (factor * per_divisor * scale * slope[i] * rows[row].d[j] +
-                                          before_cap * cap_error + 16 * r.u * size);
+                                          before_cap * cap_error + 16 * r.u * size +
+                                          static_cast<double>(gradient_parts - 1) * unit * size);
       }
     }
     // Rows are added up in float64.

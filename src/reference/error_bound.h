@@ -13,7 +13,8 @@
 // Where logits and their gradient are stored in a narrower type in between, of unit roundoff s:
 //   logits      s max_j |z_j| more; with a bias or an adapter, whose parts are rounded before they
 //               are added, 3 s times all that the parts add up
-//   gradient    s |g_j| more; and the rows that an adapter puts between two products s each
+//   gradient    s |g_j| more; and the rows that an adapter puts between two products s each; where
+//               it is added up in the stored type, in parts, s times all terms for each further one
 #pragma once
 
 #include <vector>
@@ -32,11 +33,11 @@ struct HeadErrorBounds {
 
 // `expected` is head_losses(config, inputs); the inputs are as the implementation has them, rounded
 // to their storage types. accumulate: kF64 or kF32. stored: what logits and their gradient are
-// stored in between the products; kF64: in nothing narrower. Ratios are away from clip bounds,
-// where a slope jumps.
+// stored in between the products; kF64: in nothing narrower. gradient_parts: in how many the
+// gradient is added up. Ratios are away from clip bounds, where a slope jumps.
 HeadErrorBounds head_error_bounds(const lossk::HeadConfig& config, const HeadInputs& inputs,
                                   const HeadResult& expected, DType accumulate,
-                                  DType stored = DType::kF64);
+                                  DType stored = DType::kF64, int64_t gradient_parts = 1);
 
 // Half a unit in the last place of `value` in the type: what one rounding may cost.
 double rounding_error(DType dtype, double value);

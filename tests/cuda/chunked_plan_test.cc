@@ -118,6 +118,25 @@ TEST(CudaChunkedPlan, SequenceTermsOverSeveralChunksTakeTwoPasses) {
   EXPECT_EQ(two->operations(), 4 * product);
 }
 
+// Two softmaxes, two parts of the gradient: the logits stay until both are made.
+TEST(CudaChunkedPlan, KeepsTheLogitsOfSeveralPasses) {
+  HeadConfig config = distillation();
+  config.terms.push_back({.name = "ce"});
+  const Shape shape{8192, 4096, 151936};
+  const auto one = plan_cuda_linear(shape, config, training(), chunked(0, 256));
+  config.terms[0].student_temperature = config.terms[0].temperature = 2;
+  const auto two = plan_cuda_linear(shape, config, training(), chunked(0, 256));
+  Request forward = training();
+  forward.d_hidden = forward.d_weight = false;
+  const auto losses = plan_cuda_linear(shape, config, forward, chunked(0, 256));
+  ASSERT_TRUE(one.ok() && two.ok() && losses.ok()) << two.status().to_string();
+  EXPECT_EQ(booked(*one, "logit gradient chunk"), 0);
+  EXPECT_EQ(booked(*two, "logit gradient chunk"), booked(*two, "logit chunk"));
+  EXPECT_EQ(booked(*losses, "logit gradient chunk"), 0);
+  EXPECT_EQ(two->launches(), one->launches() + 8192 / 256);
+  EXPECT_EQ(two->operations(), one->operations());
+}
+
 TEST(CudaChunkedPlan, TakesEveryDtypeFromSm80On) {
   HeadConfig config = distillation();
   config.options = {.softcap = 30, .bias = true, .adapter_rank = 16};
@@ -154,6 +173,12 @@ TEST(CudaChunkedPlan, RefusesWhatItDoesNotTake) {
   config = distillation();
   config.options.adapter_rank = 1025;
   EXPECT_EQ(code(config, training(), chunked()), kLossDimensionTooLarge);
+  config = distillation();
+  config.teachers.push_back(config.teachers[0]);
+  config.terms.push_back(config.terms[0]);
+  config.terms[1].name = "second";
+  config.terms[1].teacher = 1;
+  EXPECT_EQ(code(config, training(), chunked()), kHeadUnknownKind);  // one of hidden states
   CudaLinearHeadOptions turing = chunked();
   turing.device.compute_capability = 75;
   EXPECT_EQ(code(distillation(), training(), turing), kCudaUnsupportedDevice);

@@ -107,6 +107,67 @@ TEST_F(CudaHeadBits, DoNotDependOnRunPlacementOrKernel) {
   }
 }
 
+// Each softmax, and each teacher, in a pass of its own: its losses are those of its terms by
+// themselves, and rows report the head's softmax.
+TEST_F(CudaHeadBits, PassesChangeNoLoss) {
+  const std::vector<std::vector<std::string>> passes = {{"ce", "z", "kd_jsd"},
+                                                        {"kd_tempered_fkl", "kd_tempered_rkl"},
+                                                        {"ce_scaled"},
+                                                        {"kd_top_k1_fkl"}};
+  std::vector<std::string> all;
+  for (const auto& names : passes) all.insert(all.end(), names.begin(), names.end());
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t vocab : {100, 5000, 50257}) {
+      const RandomHead head = draw(all, rng, 6, vocab, dtype);
+      for (const char* kernel :
+           {"head_rows_sm90_cluster", "head_rows_sm80_streamed", "head_rows_sm80_short"}) {
+        const std::string where =
+            std::string(kernel) + " " + std::string(name_of(dtype)) + " " + std::to_string(vocab);
+        const DeviceOptions options = {.dtype = dtype, .kernel = kernel};
+        const DeviceResult whole = run_on_device(head.config, head.inputs, options);
+        if (kernel == std::string("head_rows_sm80_short")) {
+          EXPECT_FALSE(whole.planned.ok()) << "a top-k teacher's rows are not short";
+          continue;
+        }
+        ASSERT_TRUE(whole.ran.ok()) << where << whole.planned.to_string();
+        expect_same(whole, run_on_device(head.config, head.inputs, options), where + " again");
+        DeviceOptions placed = options;
+        placed.logits = {.pad = 1, .shift = 1};
+        placed.teacher = {.pad = 2, .shift = 7};
+        placed.gradient_at = {.pad = 5, .shift = 2};
+        const DeviceResult misaligned = run_on_device(head.config, head.inputs, placed);
+        expect_same(whole, misaligned, where + " misaligned");
+        EXPECT_TRUE(misaligned.padding_untouched) << where;
+        size_t t = 0;
+        for (const auto& names : passes) {
+          RandomHead part = head;
+          part.config.terms.assign(
+              head.config.terms.begin() + static_cast<std::ptrdiff_t>(t),
+              head.config.terms.begin() + static_cast<std::ptrdiff_t>(t + names.size()));
+          const DeviceResult alone = run_on_device(part.config, part.inputs, options);
+          ASSERT_TRUE(alone.ran.ok()) << where << alone.planned.to_string();
+          if (t == 0) {
+            EXPECT_EQ(bits(alone.lse), bits(whole.lse)) << where;
+            EXPECT_EQ(bits(alone.entropy), bits(whole.entropy)) << where;
+            EXPECT_EQ(bits(alone.label_log_prob), bits(whole.label_log_prob)) << where;
+          }
+          EXPECT_EQ(alone.argmax, whole.argmax) << where << names[0];
+          for (const double term : alone.terms) {
+            EXPECT_EQ(term, whole.terms[t]) << where << " " << head.config.terms[t].name;
+            ++t;
+          }
+        }
+        DeviceOptions in_place = options;
+        in_place.in_place = true;
+        const Status refused = run_on_device(head.config, head.inputs, in_place).ran;
+        EXPECT_EQ(refused.code(), kHeadShapeMismatch);
+        EXPECT_NE(refused.message().find("4 passes"), std::string::npos) << refused.to_string();
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 // Several rows a warp, each with a lane for its terms.
 TEST_F(CudaHeadBits, ShortRowsAreThoseOfTheOtherKernels) {
   auto mixes = kMixes;

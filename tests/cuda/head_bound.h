@@ -13,10 +13,12 @@
 #pragma once
 
 #include <cmath>
+#include <map>
 #include <vector>
 
 #include "contract/head_validate.h"
 #include "cuda/head_logits/config.h"
+#include "cuda/head_logits/passes.h"
 #include "support/head_random.h"
 
 namespace ullage::test {
@@ -127,27 +129,23 @@ class HeadBound {
     lse.assign(n, 0);
     label_log_prob.assign(n, 0);
     entropy.assign(n, 0);
-    std::vector<double> d_lp(n, 0);
-    std::vector<SoftmaxError> rows;
+    std::vector<double> parts(n * vocab, 0);  // sizes of what the terms add up
+    const std::vector<lossk::cuda::Pass> passes = lossk::cuda::passes_of(config_);
+    std::map<double, Softmaxes> by_scale;
+    for (const lossk::cuda::Pass& pass : passes) by_scale.try_emplace(pass.scale);
+    for (auto& [scale, softmaxes] : by_scale) softmaxes = softmaxes_at(scale);
     for (int64_t r = 0; r < n; ++r) {
-      std::vector<double> x(in_.logits.begin() + r * vocab, in_.logits.begin() + (r + 1) * vocab);
-      if (cap() > 0) {
-        for (double& value : x) value = cap() * std::tanh(value / cap());
-      }
-      rows.emplace_back(x.data(), vocab, scale(), cap() > 0);
-      const SoftmaxError& row = rows.back();
-      lse[r] = row.d_lse;
-      entropy[r] = row.entropy_error();
-      if (has_label(r)) {
-        const int64_t y = label(r);
-        d_lp[r] =
-            1.02 * (row.d_log_sum + kLn2 * row.d_u[y] + 4 * kUnit * std::abs(kLn2 * row.u[y]) +
-                    2 * kUnit * std::abs(row.log_q[y]));
-        label_log_prob[r] = d_lp[r];
-      }
+      const Softmaxes& own = by_scale[config_.options.logits_scale];
+      lse[r] = own.rows[r].d_lse;
+      entropy[r] = own.rows[r].entropy_error();
+      label_log_prob[r] = own.d_lp[r];
     }
     for (size_t t = 0; t < n_terms; ++t) {
       const lossk::LossTerm& term = config_.terms[t];
+      const bool distills = term.kind == LossKind::kDistillation;
+      const double scale = config_.options.logits_scale * term.logits_scale /
+                           (distills ? term.student_temperature : 1);
+      const auto& [rows, d_lp] = by_scale.at(scale);
       double divisor = 0;  // of the scalar: recovered from a row's gradient gain below
       divisor = divisor_of(term);
       for (int64_t r = 0; r < n; ++r) {
@@ -158,9 +156,11 @@ class HeadBound {
         token_loss[r] += std::abs(term.weight) * error.loss;
         if (term.weight == 0 || divisor == 0) continue;
         const double upstream = in_.upstream_rows.empty() ? 1 : in_.upstream_rows[r];
-        const double gain = std::abs(in_.upstream * upstream * term.weight * scale() / divisor);
+        const double gain = std::abs(in_.upstream * upstream * term.weight * scale / divisor);
         for (int64_t j = 0; j < vocab; ++j) {
           gradient[r * vocab + j] += gain * error.gradient[j] * cap_slope(r, j);
+          parts[r * vocab + j] += std::abs(in_.upstream * upstream * term.weight *
+                                           expected.term_d_logits[t][r * vocab + j]);
         }
       }
       terms[t] += 1e-12 * std::abs(expected.terms[t]);
@@ -173,6 +173,9 @@ class HeadBound {
         if (cap() > 0) bound += std::abs(g) * 32 * kUnit / std::max(cap_slope(r, j), 1e-6);
         bound += 4 * kUnit * (std::abs(g) + std::abs(before));
         bound = 1.02 * bound + storage_rounding(std::abs(g + before) + bound);
+        // Every pass but the last leaves some of the terms' parts there.
+        bound += static_cast<double>(lossk::cuda::n_gradients(passes) - 1) *
+                 storage_rounding(parts[r * vocab + j] + std::abs(before) + bound);
       }
     }
   }
@@ -180,7 +183,30 @@ class HeadBound {
   std::vector<double> terms, token_loss, gradient, lse, label_log_prob, entropy;
 
  private:
-  double scale() const { return config_.options.logits_scale; }
+  // Every row's softmax of logits at a scale, and the error of its label's ln q.
+  struct Softmaxes {
+    std::vector<SoftmaxError> rows;
+    std::vector<double> d_lp;
+  };
+  Softmaxes softmaxes_at(double scale) const {
+    const auto [n, d_model, vocab] = in_.shape;
+    Softmaxes at;
+    at.d_lp.assign(n, 0);
+    for (int64_t r = 0; r < n; ++r) {
+      std::vector<double> x(in_.logits.begin() + r * vocab, in_.logits.begin() + (r + 1) * vocab);
+      if (cap() > 0) {
+        for (double& value : x) value = cap() * std::tanh(value / cap());
+      }
+      const SoftmaxError& row = at.rows.emplace_back(x.data(), vocab, scale, cap() > 0);
+      if (!has_label(r)) continue;
+      const int64_t y = label(r);
+      at.d_lp[r] =
+          1.02 * (row.d_log_sum + kLn2 * row.d_u[y] + 4 * kUnit * std::abs(kLn2 * row.u[y]) +
+                  2 * kUnit * std::abs(row.log_q[y]));
+    }
+    return at;
+  }
+
   double cap() const { return config_.options.softcap; }
   bool has_label(int64_t r) const { return !in_.labels.empty() && in_.labels[r] >= 0; }
   int64_t label(int64_t r) const { return in_.labels[r] - config_.options.vocab_offset; }
@@ -465,7 +491,8 @@ class HeadBound {
     const lossk::Teacher& teacher = config_.teachers[term.teacher];
     if (teacher.kind == lossk::TeacherKind::kTopK) return top_k(term, r, row, teacher.k);
     const SoftmaxError t(in_.teachers[term.teacher].logits.data() + r * teacher.vocab, vocab,
-                         scale() / term.temperature, false);
+                         config_.options.logits_scale * term.logits_scale / term.temperature,
+                         false);
     const bool reverse = term.divergence == Divergence::kReverseKl;
     const bool mixture = term.divergence == Divergence::kJensenShannon;
     const bool cross = term.divergence == Divergence::kCrossEntropy;

@@ -3,6 +3,7 @@
 
 #include "cuda/head_logits/config.h"
 #include "cuda/head_logits/open_rows.h"
+#include "cuda/head_logits/passes.h"
 #include "ullage/lossk/cuda_head.h"
 
 namespace ullage::lossk {
@@ -120,6 +121,84 @@ TEST(CudaHeadPlan, BookingsAddUp) {
   EXPECT_EQ(plan_cuda({1000, 0, 32000}, cross_entropy(), bf16(), {})->launches(), 3);
 }
 
+// Terms that share a softmax and a teacher share a pass; the first is of the head's softmax.
+TEST(CudaHeadPlan, APassIsOfOneSoftmaxAndOneTeacher) {
+  const LossTerm ce{.name = "ce"}, z{.name = "z", .kind = LossKind::kZLoss};
+  const LossTerm scaled{.name = "scaled", .logits_scale = 2};
+  const LossTerm kl{
+      .name = "kl", .kind = LossKind::kDistillation, .divergence = Divergence::kForwardKl};
+  const auto with = [&](auto set) {
+    LossTerm term = kl;
+    set(term);
+    return term;
+  };
+  const LossTerm warm = with([](LossTerm& t) { t.temperature = t.student_temperature = 2; });
+  const LossTerm warm_teacher = with([](LossTerm& t) { t.temperature = 2; });
+  const LossTerm half = with([](LossTerm& t) { t.logits_scale = 2, t.student_temperature = 4; });
+  const LossTerm other = with([](LossTerm& t) { t.teacher = 1; });
+  const LossTerm top_k = with([](LossTerm& t) { t.teacher = 2; });
+  const LossTerm mixed = with([](LossTerm& t) { t.divergence = Divergence::kJensenShannon; });
+  const LossTerm uneven = with([](LossTerm& t) {
+    t.divergence = Divergence::kJensenShannon;
+    t.beta = 0.1;
+  });
+  using Passes = std::vector<std::vector<size_t>>;
+  const struct {
+    std::vector<LossTerm> terms;
+    Passes passes;
+  } cases[] = {{{ce, z, kl}, {{0, 1, 2}}},
+               {{kl, ce, mixed}, {{0, 1, 2}}},
+               {{warm, ce}, {{1}, {0}}},
+               {{warm}, {{}, {0}}},
+               {{warm, half, ce}, {{2}, {0}, {1}}},
+               {{ce, warm_teacher}, {{0, 1}}},
+               {{kl, warm_teacher}, {{0}, {1}}},
+               {{scaled, ce, scaled, z}, {{1, 3}, {0, 2}}},
+               {{kl, other, ce}, {{0, 2}, {1}}},
+               {{kl, top_k, ce}, {{0, 2}, {1}}},
+               {{mixed, kl, uneven}, {{0, 1}, {2}}}};
+  for (const auto& each : cases) {
+    HeadConfig config;
+    config.teachers = {{.vocab = 1000}, {.vocab = 1000}, {.kind = TeacherKind::kTopK, .k = 20}};
+    for (Teacher& teacher : config.teachers) teacher.dtype = DType::kBF16;
+    for (const LossTerm& term : each.terms) {
+      config.terms.push_back(term);
+      config.terms.back().name += std::to_string(config.terms.size());
+    }
+    const std::vector<cuda::Pass> passes = cuda::passes_of(config);
+    Passes taken;
+    int launches = 2;
+    for (const cuda::Pass& pass : passes) {
+      taken.push_back(pass.terms);
+      launches += pass.teacher == 2 ? 3 : 1;
+    }
+    EXPECT_EQ(taken, each.passes) << config.terms[0].name;
+    EXPECT_EQ(passes[0].scale, 1);
+    const auto plan = plan_cuda({8, 0, 1000}, config, bf16(), {});
+    ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+    EXPECT_EQ(plan->launches(), launches) << config.terms[0].name;
+    int64_t sum = 0;
+    for (const Booking& booking : plan->bookings()) sum += booking.bytes;
+    EXPECT_EQ(sum, plan->workspace_bytes());
+  }
+  // Of a head without terms of its own softmax, rows are only read for their outputs.
+  HeadConfig config;
+  config.teachers = {{.vocab = 1000, .dtype = DType::kBF16}};
+  config.terms = {warm};
+  const auto plan = plan_cuda({8, 0, 1000}, config, bf16(), {});
+  std::vector<std::byte> workspace(static_cast<size_t>(plan->workspace_bytes()));
+  std::vector<float> rows(8);
+  Outputs lse;
+  lse.lse = {rows.data(), DType::kF32, 8, 1};
+  EXPECT_EQ(cuda::open_rows(*plan, {}, {}, workspace.data()).passes.size(), 1u);
+  const cuda::OpenRows both = cuda::open_rows(*plan, {}, lse, workspace.data());
+  ASSERT_EQ(both.passes.size(), 2u);
+  EXPECT_FALSE(both.passes[0].gradient);
+  EXPECT_EQ(both.passes[0].params.lse.data, rows.data());
+  EXPECT_EQ(both.passes[1].params.lse.data, nullptr);
+  EXPECT_EQ(both.passes[1].params.row_log_prob, both.params.row_log_prob + 8);
+}
+
 TEST(CudaHeadPlan, GathersAndPatchesTopKIds) {
   HeadConfig config = distillation(32000, Divergence::kForwardKl);
   config.teachers[0] = {.kind = TeacherKind::kTopK, .k = 20};
@@ -145,7 +224,9 @@ TEST(CudaHeadPlan, GathersAndPatchesTopKIds) {
   config.terms.push_back(config.terms[0]);
   config.terms[1].name = "dense";
   config.terms[1].teacher = 1;
-  EXPECT_EQ(plan_cuda({1000, 0, 32000}, config, bf16(), {}).status().code(), kHeadUnknownKind);
+  const auto both = plan_cuda({1000, 0, 32000}, config, bf16(), {});
+  ASSERT_TRUE(both.ok()) << both.status().to_string();
+  EXPECT_EQ(both->launches(), 6);
 }
 
 TEST(CudaHeadPlan, LayoutsFitAndCoverTheRow) {
@@ -262,7 +343,9 @@ TEST(CudaHeadPlan, NothingFallsBackFromAForcedKernel) {
         inputs.logits = {base + 2 * shift, DType::kBF16, 8, vocab, 8 * vocab};
         for (const Outputs* outputs : {&nothing, &entropy, &argmax}) {
           const auto rows_of = cuda::open_rows(*plan, inputs, *outputs, workspace.data());
-          EXPECT_EQ(cuda::name_of(rows_of.launch.layout.kernel), kernel) << vocab << " " << shift;
+          ASSERT_EQ(rows_of.passes.size(), 1u);
+          const cuda::RowLayout& layout = rows_of.passes[0].launch.layout;
+          EXPECT_EQ(cuda::name_of(layout.kernel), kernel) << vocab << " " << shift;
         }
       }
     }
@@ -306,7 +389,7 @@ TEST(CudaHeadPlan, SumsTheEntropyAloneInTheFirstPass) {
     EXPECT_TRUE(plan.ok()) << plan.status().to_string();
     inputs.teachers.resize(config.teachers.size());
     std::vector<std::byte> workspace(static_cast<size_t>(plan->workspace_bytes()));
-    return cuda::open_rows(*plan, inputs, outputs, workspace.data()).launch;
+    return cuda::open_rows(*plan, inputs, outputs, workspace.data()).passes.at(0).launch;
   };
   const auto family_of = [&](const HeadConfig& config, const Outputs& outputs) {
     return launch_of(config, outputs).family;
@@ -347,19 +430,11 @@ TEST(CudaHeadPlan, RefusesWhatItsKernelsDoNotTake) {
   request = bf16();
   request.grad_dtype = DType::kF32;
   EXPECT_EQ(code(cross_entropy(), request), kHeadBadDtype);
-  HeadConfig config = cross_entropy();
-  config.terms[0].logits_scale = 2;
-  EXPECT_EQ(code(config, bf16()), kHeadUnknownKind);
-  config = distillation(1000, Divergence::kForwardKl);
-  config.terms[0].student_temperature = 2;
-  EXPECT_EQ(code(config, bf16()), kHeadUnknownKind);
-  config = distillation(1000, Divergence::kForwardKl);
+  HeadConfig config = distillation(1000, Divergence::kForwardKl);
   config.teachers[0].dtype = DType::kF32;
   EXPECT_EQ(code(config, bf16()), kHeadBadDtype);
   config = distillation(1000, Divergence::kForwardKl);
-  config.terms.push_back(config.terms[0]);
-  config.terms[1].name = "warm";
-  config.terms[1].temperature = 2;
+  config.teachers[0] = {.kind = TeacherKind::kHidden, .vocab = 1000, .d_model = 8};
   EXPECT_EQ(code(config, bf16()), kHeadUnknownKind);
   EXPECT_EQ(code(cross_entropy(), bf16(), {.kernel = "no_such_kernel"}), kHeadUnknownKernel);
   EXPECT_EQ(

@@ -228,13 +228,17 @@ def test_policy_losses(loss):
         assert (f.cpu().double() - w).norm() <= 0.05 * w.norm()  # a ratio near its clip falls to either side
 
 
+# The textbook's tempers the student as well, beside labels whose softmax is not.
 @pytest.mark.parametrize("divergence", ["forward_kl", "reverse_kl", "jensen_shannon", "cross_entropy"])
+@pytest.mark.parametrize("textbook", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
-def test_distillation(divergence, fused):
+def test_distillation(divergence, textbook, fused):
     hidden, weight, targets = make()
     teacher_hidden, teacher_weight, _ = make(peaked=True)
     teacher_hidden, teacher_weight = teacher_hidden.detach(), teacher_weight.detach()
     options = {"divergence": divergence, "temperature": 2.0}
+    if textbook:
+        options |= {"student_temperature": 2.0, "t_squared": True, "cross_entropy_weight": 0.5}
     if fused:
         with unless_refused():
             found = linear_distillation(
@@ -248,7 +252,7 @@ def test_distillation(divergence, fused):
         found = distillation(logits, teacher, targets, **options)
         inputs, sources = wide(logits), (logits,)
         z = inputs[0]
-    log_q, log_p = F.log_softmax(z, -1), F.log_softmax(teacher.double() / 2, -1)
+    log_q, log_p = F.log_softmax(z / 2 if textbook else z, -1), F.log_softmax(teacher.double() / 2, -1)
     q, p = log_q.exp(), log_p.exp()
     log_m = torch.logaddexp(log_q, log_p) - torch.log(torch.tensor(2.0))
     rows = {
@@ -258,6 +262,8 @@ def test_distillation(divergence, fused):
         "cross_entropy": -(p * log_q).sum(-1),
     }[divergence]
     reference = rows[targets >= 0].mean()
+    if textbook:
+        reference = 4 * reference + 0.5 * F.cross_entropy(z, targets)
     torch.testing.assert_close(found.double(), reference, rtol=1e-3, atol=1e-4)
     assert_near(torch.autograd.grad(found, sources), torch.autograd.grad(reference, inputs), 2**-6)
 

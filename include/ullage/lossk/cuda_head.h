@@ -8,6 +8,10 @@
 // Grade `bitwise`: per-row results and gradients depend on the row, the terms and the vocabulary
 // alone; not on the kernel, the cluster, strides, alignment, neighbours or the run. Scalars are
 // summed in f64 in one order fixed by n_tok.
+//
+// A pass over the logits takes the terms of one softmax (logits_scale, student_temperature) and of
+// one teacher at one temperature; other terms take further passes, whose parts of d_logits are
+// added in its type.
 #pragma once
 
 #include <cstddef>
@@ -48,12 +52,14 @@ class ULLAGE_API CudaHeadPlan {
   const std::string& kernel() const;
   const std::vector<Booking>& bookings() const;  // of the workspace; they add up to it
   int64_t workspace_bytes() const;
-  int launches() const;  // kernels one run puts on the stream
+  // Kernels that a run with every output puts on the stream. Where no term takes the head's own
+  // softmax, a run without outputs of rows has one fewer.
+  int launches() const;
   const std::vector<Rejection>& rejections() const;
 
   // Puts the whole computation on `stream` and returns; capturable in a CUDA graph. `workspace`:
   // device memory, workspace_bytes() or more, 256-byte aligned; `outputs.d_logits` may be the
-  // logits. Errors: 582, 585, 683, 695, 696 for inputs that do not match the plan, 621 to 623 of
+  // logits, unless the terms take more than one pass (683). Errors: 582, 585, 683, 695, 696 for inputs that do not match the plan, 621 to 623 of
   // the device, naming the launch.
   Status run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
              std::span<std::byte> workspace) const;
@@ -72,8 +78,7 @@ class ULLAGE_API CudaHeadPlan {
 };
 
 // Errors: those of `plan`, 622, 698, and 681 or 696 for what the kernels here do not take: logits
-// in f64, gradients or teachers in another type than the logits, hidden-state teachers, two
-// teachers, or terms whose softmax differs (logits_scale, student_temperature, temperature).
+// in f64, gradients or teachers in another type than the logits, hidden-state teachers.
 ULLAGE_API Result<CudaHeadPlan> plan_cuda(const Shape& shape, const HeadConfig& config,
                                           const Request& request, const CudaHeadOptions& options);
 

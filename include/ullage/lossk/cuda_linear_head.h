@@ -125,7 +125,8 @@ class ULLAGE_API CudaLinearHeadPlan {
 // the input's type (or any of the three where that is f32). Base pointers lie at multiples of 16
 // bytes, and so do rows where those of a dense matrix would. Errors: those of `plan`, 587 where the
 // smallest chunk does not fit the budget or the chunk asked for does not, 622, 698 for a kernel
-// that is none, and 681, 695, 696 for what neither kernel takes: see plan_cuda.
+// that is none, and 681, 695, 696 for what neither kernel takes: see plan_cuda, and two teachers
+// given by hidden states.
 ULLAGE_API Result<CudaLinearHeadPlan> plan_cuda_linear(const Shape& shape, const HeadConfig& config,
                                                        const Request& request,
                                                        const CudaLinearHeadOptions& options);

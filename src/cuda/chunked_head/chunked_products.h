@@ -18,6 +18,7 @@ struct ChunkedProducts final : CudaLinearHeadPlan::State {
   ChunkedLayout layout;
   int teacher = -1;  // the one given by its hidden states
   int n_sequence_terms = 0;
+  int64_t n_gradients = 0;  // passes over a chunk that leave one
   mutable ChunkedAlgorithms algorithms;
 
   Status prepare() const override {

@@ -39,16 +39,17 @@ Status for_type(DType dtype, const Call& call) {
 // One run: a chunk's logits, then what follows from their gradient.
 class Chunks {
  public:
-  Chunks(const HeadParams& rows, const RowLaunch& row_launch, const ChunkedParams& p,
+  Chunks(const HeadParams& rows, std::span<const RowPass> passes, const ChunkedParams& p,
          const Cublas& blas, const ChunkedAlgorithms::Set& algorithms, cudaStream_t stream)
       : rows_(rows),
-        row_launch_(row_launch),
+        passes_(passes),
         p_(p),
         layout_(p.layout),
         blas_(blas),
         algorithms_(algorithms),
         stream_(stream),
         logits_{p.logits, layout_.logits_stride},
+        gradient_{p.gradient == nullptr ? p.logits : p.gradient, layout_.logits_stride},
         adapter_rows_{p.adapter_rows, layout_.rank_stride},
         adapter_row_gradient_{p.adapter_row_gradient, layout_.rank_stride} {}
 
@@ -60,7 +61,10 @@ class Chunks {
       for (int64_t first = 0; first < layout_.n_tok; first += layout_.chunk) {
         take_chunk(first);
         ULLAGE_RETURN_IF_REFUSED(make_logits());
-        ULLAGE_RETURN_IF_REFUSED(reduce_rows(false));
+        for (const RowPass& pass : passes_) {
+          if (!pass.sequences && layout_.gradients()) continue;
+          ULLAGE_RETURN_IF_REFUSED(reduce_rows(pass, false, false));
+        }
       }
       ULLAGE_RETURN_IF_REFUSED(launch_sequences(rows_, stream_));
       rows_.slopes_ready = true;
@@ -70,7 +74,7 @@ class Chunks {
       take_chunk(first);
       const bool kept = sequences && layout_.n_chunks == 1;
       if (!kept) ULLAGE_RETURN_IF_REFUSED(make_logits());
-      ULLAGE_RETURN_IF_REFUSED(reduce_rows(layout_.gradients()));
+      ULLAGE_RETURN_IF_REFUSED(reduce_chunk());
       ULLAGE_RETURN_IF_REFUSED(add_gradients());
     }
     for (const SummedGradient* each :
@@ -157,26 +161,40 @@ class Chunks {
     });
   }
 
-  // The chunk's losses; its logits become their gradient.
-  Status reduce_rows(bool gradients) const {
-    HeadParams window = rows_;
+  // The chunk's losses and the gradient of its logits, which may take their place.
+  Status reduce_chunk() const {
+    bool adds = false;
+    for (const RowPass& pass : passes_) {
+      const bool gradient = pass.gradient && layout_.gradients();
+      ULLAGE_RETURN_IF_REFUSED(reduce_rows(pass, gradient, adds));
+      adds |= gradient;
+    }
+    return kCudaOk;
+  }
+
+  Status reduce_rows(const RowPass& pass, bool gradient, bool adds) const {
+    HeadParams window = pass.params;
+    window.first_row = rows_.first_row;
+    window.n_rows = rows_.n_rows;
+    window.slopes_ready = rows_.slopes_ready;
     window.logits = logits_.data;
-    window.logits_stride = window.gradient_stride = logits_.stride;
-    window.gradient = gradients ? logits_.data : nullptr;
-    if (layout_.teacher_d_model > 0) {
+    window.logits_stride = window.gradient_stride = layout_.logits_stride;
+    window.gradient = gradient ? gradient_.data : nullptr;
+    window.accumulate = adds;
+    if (window.teacher != nullptr) {
+      window.teacher = static_cast<const std::byte*>(window.teacher) +
+                       rows_.first_row * window.teacher_stride * size_of(layout_.dtype);
+    } else if (has_teacher(pass.launch.family)) {
       window.teacher = p_.teacher_logits;
       window.teacher_stride = layout_.logits_stride;
-    } else if (rows_.teacher != nullptr) {
-      window.teacher = static_cast<const std::byte*>(rows_.teacher) +
-                       rows_.first_row * rows_.teacher_stride * size_of(layout_.dtype);
     }
-    return launch_rows(window, row_launch_, stream_);
+    return launch_rows(window, pass.launch, stream_);
   }
 
   Status add_gradients() const {
     const float unscaled = 1 / p_.gradient_scale;
     if (has_product(layout_, Product::kAdapterRowGradient)) {
-      ULLAGE_RETURN_IF_REFUSED(multiply(Product::kAdapterRowGradient, p_.adapter_scale, logits_,
+      ULLAGE_RETURN_IF_REFUSED(multiply(Product::kAdapterRowGradient, p_.adapter_scale, gradient_,
                                         p_.adapter_b, false, adapter_row_gradient_));
     }
     if (layout_.d_hidden) ULLAGE_RETURN_IF_REFUSED(make_hidden_gradient(unscaled));
@@ -184,9 +202,9 @@ class Chunks {
       Product product;
       const SummedGradient& gradient;
       const Operand &a, &b;
-    } sums[] = {{Product::kWeightGradient, p_.d_weight, logits_, hidden_},
+    } sums[] = {{Product::kWeightGradient, p_.d_weight, gradient_, hidden_},
                 {Product::kAdapterAGradient, p_.d_adapter_a, adapter_row_gradient_, hidden_},
-                {Product::kAdapterBGradient, p_.d_adapter_b, logits_, adapter_rows_}};
+                {Product::kAdapterBGradient, p_.d_adapter_b, gradient_, adapter_rows_}};
     for (const auto& each : sums) {
       if (!has_product(layout_, each.product)) continue;
       ULLAGE_RETURN_IF_REFUSED(multiply(each.product, unscaled, each.a, each.b,
@@ -206,7 +224,7 @@ class Chunks {
       adds = true;
     }
     ULLAGE_RETURN_IF_REFUSED(
-        multiply(Product::kHiddenGradient, unscaled, logits_, p_.weight, adds, to));
+        multiply(Product::kHiddenGradient, unscaled, gradient_, p_.weight, adds, to));
     return rounds
                ? round_rows(p_.d_hidden_sum, rows_.n_rows, layout_.d_model, out, p_.d_hidden_dtype)
                : Status(kCudaOk);
@@ -216,7 +234,7 @@ class Chunks {
     const Operand to = summed_in(p_.d_bias);
     return for_type(layout_.dtype, [&]<class T>(T*) -> Status {
       chunked_column_sums<<<blocks_of(layout_.vocab), kThreads, 0, stream_>>>(
-          static_cast<const T*>(logits_.data), logits_.stride, rows_.n_rows, layout_.vocab,
+          static_cast<const T*>(gradient_.data), gradient_.stride, rows_.n_rows, layout_.vocab,
           unscaled, keeps_old(p_.d_bias), static_cast<float*>(to.data), to.stride);
       ULLAGE_RETURN_IF_CUDA_FAILS("chunked_head d_bias", cudaGetLastError());
       return kCudaOk;
@@ -258,13 +276,13 @@ class Chunks {
   }
 
   HeadParams rows_;
-  const RowLaunch& row_launch_;
+  const std::span<const RowPass> passes_;
   const ChunkedParams& p_;
   const ChunkedLayout& layout_;
   const Cublas& blas_;
   const ChunkedAlgorithms::Set& algorithms_;
   cudaStream_t stream_;
-  const Operand logits_, adapter_rows_, adapter_row_gradient_;
+  const Operand logits_, gradient_, adapter_rows_, adapter_row_gradient_;
   Operand hidden_;  // the chunk's rows, as its products read them
 };
 
@@ -314,13 +332,13 @@ Status ChunkedAlgorithms::choose(const ChunkedLayout& layout, const Cublas*& bla
   return kCudaOk;
 }
 
-Status launch_chunked_head(const HeadParams& rows, const RowLaunch& row_launch,
+Status launch_chunked_head(const HeadParams& rows, std::span<const RowPass> passes,
                            const ChunkedParams& chunked, ChunkedAlgorithms& algorithms,
                            CUstream_st* stream) {
   const Cublas* blas = nullptr;
   const ChunkedAlgorithms::Set* set = nullptr;
   ULLAGE_RETURN_IF_REFUSED(algorithms.choose(chunked.layout, blas, set));
-  return Chunks(rows, row_launch, chunked, *blas, *set, stream).run();
+  return Chunks(rows, passes, chunked, *blas, *set, stream).run();
 }
 
 }  // namespace ullage::lossk::cuda

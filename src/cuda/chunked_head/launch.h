@@ -23,8 +23,9 @@ class ChunkedAlgorithms {
   std::map<int, Set> sets_;
 };
 
-// `rows`: the terms and the vectors; the matrices it lacks are filled in here, a chunk at a time.
-Status launch_chunked_head(const HeadParams& rows, const RowLaunch& row_launch,
+// `rows` and `passes`: the terms and the vectors; the matrices they lack are filled in here, a
+// chunk at a time.
+Status launch_chunked_head(const HeadParams& rows, std::span<const RowPass> passes,
                            const ChunkedParams& chunked, ChunkedAlgorithms& algorithms,
                            CUstream_st* stream);
 

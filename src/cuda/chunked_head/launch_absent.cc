@@ -12,7 +12,7 @@ Status absent() {
 Status ChunkedAlgorithms::choose(const ChunkedLayout&, const ullage::cuda::Cublas*&, const Set*&) {
   return absent();
 }
-Status launch_chunked_head(const HeadParams&, const RowLaunch&, const ChunkedParams&,
+Status launch_chunked_head(const HeadParams&, std::span<const RowPass>, const ChunkedParams&,
                            ChunkedAlgorithms&, CUstream_st*) {
   return absent();
 }

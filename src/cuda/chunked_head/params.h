@@ -36,7 +36,8 @@ struct ChunkedParams {
   SummedGradient d_weight, d_bias, d_adapter_a, d_adapter_b;
 
   // Workspace. c = layout.chunk.
-  void* logits = nullptr;                // [c][logits_stride]; becomes the gradient in place
+  void* logits = nullptr;                // [c][logits_stride]
+  void* gradient = nullptr;              // [c][logits_stride]; null: takes the logits' place
   void* teacher_logits = nullptr;        // [c][logits_stride]
   void* hidden_rows = nullptr;           // [c][d], ignored rows zero
   void* adapter_rows = nullptr;          // [c][rank_stride]: adapter_scale * X A^T

@@ -72,16 +72,20 @@ Status check_products(const Shape& shape, const HeadConfig& config, const Reques
   return check_product_dtype("the teacher's weight", given.weight_dtype, {given.dtype});
 }
 
-// The first term's teacher that gives hidden states, or -1. The rows take one teacher for all
-// terms.
-int hidden_teacher(const HeadConfig& config) {
+// The teacher that gives hidden states, or -1.
+Result<int> hidden_teacher(const HeadConfig& config) {
+  int first = -1;
   for (const LossTerm& term : config.terms) {
     if (term.kind != LossKind::kDistillation) continue;
-    if (config.teachers[static_cast<size_t>(term.teacher)].kind == TeacherKind::kHidden) {
-      return term.teacher;
+    if (config.teachers[static_cast<size_t>(term.teacher)].kind != TeacherKind::kHidden) continue;
+    if (first < 0) first = term.teacher;
+    if (term.teacher != first) {
+      return Status(kHeadUnknownKind,
+                    "term '" + term.name + "': teacher is " + describe(term.teacher) +
+                        "; accepted on a GPU: one that gives hidden states, " + describe(first));
     }
   }
-  return -1;
+  return first;
 }
 
 // The plan of the rows: logits in the input's type, the student's and the teacher's, the gradient
@@ -140,6 +144,9 @@ void take_workspace(const ChunkedProducts& state, WorkspaceSlices& slices, std::
   // First, for it starts with the census.
   slices.take_booked(rows, state.rows.bookings(), state.rows.workspace_bytes());
   slices.take(p.logits, "logit chunk", c * layout.logits_stride * element);
+  if (layout.gradients() && state.n_gradients > 1) {
+    slices.take(p.gradient, "logit gradient chunk", c * layout.logits_stride * element);
+  }
   if (layout.teacher_d_model > 0) {
     slices.take(p.teacher_logits, "teacher chunk", c * layout.logits_stride * element);
   }
@@ -244,9 +251,6 @@ double operations_of(const ChunkedProducts& state) {
 
 int launches_of(const ChunkedProducts& state) {
   const ChunkedLayout& layout = state.layout;
-  // A top-k teacher's ids are gathered before the rows and patched after their gradient.
-  const int top_k = has_top_k(state.config) ? 1 : 0;
-  const int rows = 1 + top_k, rows_backward = rows + (layout.gradients() ? top_k : 0);
   int make = layout.copies_hidden() + layout.bias;
   int add = layout.d_bias + rounds_hidden(state);
   for (int i = 0; i < kProducts; ++i) {
@@ -256,13 +260,12 @@ int launches_of(const ChunkedProducts& state) {
   const auto chunks = static_cast<int>(layout.n_chunks);
   int launches = 2;  // census, scalars
   if (chunks == 0) return launches;
-  if (state.n_sequence_terms == 0) {
-    launches += chunks * (make + rows_backward + add);
-  } else {
-    launches += chunks * (make + rows) + 2;  // sums and slopes
-    const int again = chunks == 1 ? 0 : make;
-    if (layout.gradients()) launches += chunks * (again + rows_backward + add);
-  }
+  // What the rows' own plan puts on the stream between census and scalars, of each chunk.
+  const bool sequences = state.n_sequence_terms > 0;
+  const int rows = state.rows.launches() - 2 - (sequences ? 2 : 0);
+  launches += chunks * (make + rows + add);
+  if (sequences) launches += 2;  // sums and slopes
+  if (two_passes(state)) launches += chunks * make;
   for (const SumsOf& each : sums_of(layout)) launches += rounds(state, each);
   return launches;
 }
@@ -272,7 +275,9 @@ int launches_of(const ChunkedProducts& state) {
 Result<LinearState> plan_chunked_products(const Shape& shape, const HeadConfig& config,
                                           const Request& request,
                                           const CudaLinearHeadOptions& options) {
-  const int teacher = hidden_teacher(config);
+  const Result<int> found = hidden_teacher(config);
+  if (!found) return found.status();
+  const int teacher = *found;
   ULLAGE_RETURN_IF_REFUSED(check_products(shape, config, request, teacher));
   Result<CudaHeadPlan> rows = plan_rows(shape, config, request, options.device);
   if (!rows) return rows.status();
@@ -284,6 +289,7 @@ Result<LinearState> plan_chunked_products(const Shape& shape, const HeadConfig& 
   state->teacher = teacher;
   state->rejections = state->rows.rejections();
   for (const LossTerm& term : config.terms) state->n_sequence_terms += is_sequence(term) ? 1 : 0;
+  state->n_gradients = n_gradients(passes_of(config));
 
   ChunkedLayout& layout = state->layout;
   layout.n_tok = shape.n_tok;

@@ -123,11 +123,14 @@ Status ChunkedProducts::run(CUstream_st* stream, const Inputs& inputs, const Out
   take_workspace(*this, slices, rows_workspace, p);
   ULLAGE_RETURN_IF_REFUSED(take_gradients(*this, outputs, p));
   OpenRows open = open_rows(rows, inputs, outputs, rows_workspace);
-  open.params.accumulate = false;  // of the logit gradient, which lies in the workspace
   // An f16 gradient of a mean over many rows would be lost below 2^-24.
   p.gradient_scale = layout.dtype == DType::kF16 ? unit_of_gains(open.params, 0) : 1.0f;
   open.params.upstream *= static_cast<double>(p.gradient_scale);
-  return launch_chunked_head(open.params, open.launch, p, algorithms, stream);
+  for (RowPass& pass : open.passes) {
+    pass.params.accumulate = false;  // of the logit gradient, which lies in the workspace
+    pass.params.upstream = open.params.upstream;
+  }
+  return launch_chunked_head(open.params, open.passes, p, algorithms, stream);
 }
 
 }  // namespace ullage::lossk::cuda

@@ -55,15 +55,9 @@ bool is_top_k(const HeadConfig& config, const LossTerm& term) {
   return term.kind == LossKind::kDistillation &&
          config.teachers[static_cast<size_t>(term.teacher)].kind == TeacherKind::kTopK;
 }
-bool has_top_k(const HeadConfig& config) {
-  for (const LossTerm& term : config.terms) {
-    if (is_top_k(config, term)) return true;
-  }
-  return false;
-}
 
-void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& outputs,
-                HeadParams& p) {
+void fill_terms(const HeadConfig& config, std::span<const Pass> passes, const Inputs& inputs,
+                const Outputs& outputs, HeadParams& p) {
   const LabelRange labels = label_range(config.options, p.vocab);
   p.vocab_offset = config.options.vocab_offset;
   p.first_label = labels.first;
@@ -78,36 +72,78 @@ void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& o
     p.every_row_counts |= t.mask == RowMask::kNone;
     p.masked_rows_count |= t.mask == RowMask::kOwn;
     p.wants_smoothing |= t.smoothing > 0;
-    p.wants_entropy |= t.wants_metrics;
+  }
+  for (size_t i = 0; i < passes.size(); ++i) {
+    for (const size_t t : passes[i].terms) p.terms[t].pass = static_cast<int>(i);
+  }
+}
+
+namespace {
+
+TeacherInputs teacher_given(const Inputs& inputs, int teacher) {
+  const auto t = static_cast<size_t>(teacher);
+  return t < inputs.teachers.size() ? inputs.teachers[t] : TeacherInputs{};
+}
+
+void fill_top_k(const HeadConfig& config, const Pass& pass, const Inputs& inputs, HeadParams& p) {
+  const TeacherInputs given = teacher_given(inputs, pass.teacher);
+  const int64_t k = config.teachers[static_cast<size_t>(pass.teacher)].k;
+  p.top_k = static_cast<int>(k);
+  p.top_k_ids = indices(given.ids);
+  p.top_k_log_probs = floats(given.log_probs);
+  for (const size_t t : pass.terms) {
+    if (!is_top_k(config, config.terms[t])) continue;
+    p.terms[t].top_k = true;
+    p.terms[t].tail = config.terms[t].top_k_tail;
+    p.wants_others |= p.terms[t].tail == TopKTail::kTailBin && k < p.vocab;
+  }
+}
+
+void fill_dense_teacher(const HeadConfig& config, const Pass& pass, const Inputs& inputs,
+                        HeadParams& p) {
+  const MatrixView logits = teacher_given(inputs, pass.teacher).logits;
+  p.teacher = logits.data;
+  p.teacher_stride = logits.row_stride;
+  p.teacher_log2_scale = static_cast<float>(pass.teacher_scale * std::numbers::log2e);
+  for (const size_t t : pass.terms) {
+    const LossTerm& term = config.terms[t];
     if (term.kind != LossKind::kDistillation) continue;
-    if (const Teacher& teacher = config.teachers[static_cast<size_t>(term.teacher)];
-        teacher.kind == TeacherKind::kTopK) {
-      const TeacherInputs none;
-      const bool given = static_cast<size_t>(term.teacher) < inputs.teachers.size();
-      const TeacherInputs& top = given ? inputs.teachers[static_cast<size_t>(term.teacher)] : none;
-      t.top_k = true;
-      t.tail = term.top_k_tail;
-      p.top_k = static_cast<int>(teacher.k);
-      p.top_k_ids = indices(top.ids);
-      p.top_k_log_probs = floats(top.log_probs);
-      p.wants_others |= term.top_k_tail == TopKTail::kTailBin && teacher.k < p.vocab;
-      continue;
-    }
-    const MatrixView& teacher = inputs.teachers[static_cast<size_t>(term.teacher)].logits;
-    p.teacher = teacher.data;
-    p.teacher_stride = teacher.row_stride;
-    p.teacher_log2_scale =
-        static_cast<float>(config.options.logits_scale / term.temperature * std::numbers::log2e);
     p.wants_cross |= term.divergence == Divergence::kCrossEntropy;
     // Of a mixture both rows have a part, or a column that the student alone has is log 0.
-    if (term.divergence == Divergence::kJensenShannon) {
-      t.beta = p.mix_beta = std::min(t.beta, std::nextafter(1.0f, 0.0f));
-    }
+    if (term.divergence != Divergence::kJensenShannon) continue;
+    p.terms[t].beta = p.mix_beta = std::min(p.terms[t].beta, std::nextafter(1.0f, 0.0f));
   }
-  p.log2_scale = static_cast<float>(config.options.logits_scale * std::numbers::log2e);
-  p.wants_entropy |= static_cast<bool>(outputs.entropy);
-  if (inputs.group_entropy) p.wants_entropy = false;
-  p.wants_argmax = !outputs.argmax.empty() || !outputs.correct.empty();
+}
+
+}  // namespace
+
+void fill_pass(const HeadConfig& config, std::span<const Pass> passes, size_t which,
+               const Inputs& inputs, HeadParams& p) {
+  const Pass& pass = passes[which];
+  p.scale = static_cast<float>(pass.scale);
+  p.log2_scale = static_cast<float>(pass.scale * std::numbers::log2e);
+  bool smooths = false, measures = false;
+  for (size_t t = 0; t < config.terms.size(); ++t) {
+    TermParams& term = p.terms[t];
+    term.here = static_cast<size_t>(term.pass) == which;
+    smooths |= term.here && term.smoothing > 0;
+    measures |= term.here && term.wants_metrics;
+  }
+  const bool reports = which == 0;
+  if (!reports) {
+    p.lse = p.label_log_prob = p.entropy = p.shift = p.log_sum = p.distance = {};
+    p.argmax = nullptr;
+    p.correct = nullptr;
+  }
+  p.wants_smoothing = smooths || (p.wants_smoothing && p.distance.data != nullptr);
+  p.wants_entropy = (measures || p.entropy.data != nullptr) && p.group_entropy.data == nullptr;
+  p.wants_argmax = p.argmax != nullptr || p.correct != nullptr;
+  if (pass.teacher < 0) return;
+  if (config.teachers[static_cast<size_t>(pass.teacher)].kind == TeacherKind::kTopK) {
+    fill_top_k(config, pass, inputs, p);
+  } else {
+    fill_dense_teacher(config, pass, inputs, p);
+  }
 }
 
 float unit_of_gains(const HeadParams& p, int exponent) {

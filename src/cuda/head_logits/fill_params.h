@@ -2,7 +2,9 @@
 // share.
 #pragma once
 
-#include "cuda/head_logits/params.h"
+#include <span>
+
+#include "cuda/head_logits/passes.h"
 #include "ullage/lossk/head.h"
 
 namespace ullage::lossk::cuda {
@@ -12,13 +14,17 @@ inline bool is_sequence(const LossTerm& term) {
   return term.kind == LossKind::kGspo || term.kind == LossKind::kDpo;
 }
 
-// Distillation from a teacher's k likeliest ids, by this term or by any.
+// Distillation from a teacher's k likeliest ids.
 bool is_top_k(const HeadConfig& config, const LossTerm& term);
-bool has_top_k(const HeadConfig& config);
 
-// Terms, the teacher, and which rows count.
-void fill_terms(const HeadConfig& config, const Inputs& inputs, const Outputs& outputs,
-                HeadParams& p);
+// Terms, and which rows count: what all passes share. `passes`: those of the configuration.
+void fill_terms(const HeadConfig& config, std::span<const Pass> passes, const Inputs& inputs,
+                const Outputs& outputs, HeadParams& p);
+
+// Of what all share, vectors included, the part of one pass: its softmax, its teacher and, of the
+// first, the outputs of rows.
+void fill_pass(const HeadConfig& config, std::span<const Pass> passes, size_t which,
+               const Inputs& inputs, HeadParams& p);
 
 // The power of two that brings the largest |upstream * weight / divisor| of a term to between
 // 2^exponent and twice that; 1 where all are 0. What an f16 gradient is stored times, so that a

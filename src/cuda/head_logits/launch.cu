@@ -196,19 +196,35 @@ Status launch_rows(const HeadParams& params, const RowLaunch& launch, CUstream_s
   return start_rows(params, launch, false, stream);
 }
 
-Status launch_head(const HeadParams& params, const RowLaunch& launch, CUstream_st* stream) {
+Status launch_head(const HeadParams& params, std::span<const RowPass> passes, CUstream_st* stream) {
   ULLAGE_RETURN_IF_REFUSED(launch_census(params, stream));
-  HeadParams rows = params;
-  if (params.n_sequence_terms > 0 && params.n_tok > 0) {
+  // A kernel that starts early, beside the one before it, is that after the census.
+  bool early = true;
+  const auto start_pass = [&](const RowPass& pass, bool gradient, bool adds, bool slopes_ready) {
+    HeadParams rows = pass.params;
+    if (!gradient) rows.gradient = nullptr;
+    rows.accumulate |= adds;
+    rows.slopes_ready = slopes_ready;
+    Status status = start_rows(rows, pass.launch, early, stream);
+    early = false;
+    return status;
+  };
+  const bool sequences = params.n_sequence_terms > 0 && params.n_tok > 0;
+  if (sequences) {
     // A sequence's slope needs all its rows: the rows once forward, then once more with the slopes.
-    rows.gradient = nullptr;
-    ULLAGE_RETURN_IF_REFUSED(start_rows(rows, launch, true, stream));
+    for (const RowPass& pass : passes) {
+      if (!pass.sequences && params.gradient != nullptr) continue;
+      ULLAGE_RETURN_IF_REFUSED(start_pass(pass, false, false, false));
+    }
     ULLAGE_RETURN_IF_REFUSED(launch_sequences(params, stream));
-    rows.gradient = params.gradient;
-    rows.slopes_ready = true;
+    early = true;
   }
-  if (!rows.slopes_ready || rows.gradient != nullptr) {
-    ULLAGE_RETURN_IF_REFUSED(start_rows(rows, launch, true, stream));
+  bool adds = false;
+  for (const RowPass& pass : passes) {
+    if (sequences && params.gradient == nullptr) break;
+    const bool gradient = pass.gradient && params.gradient != nullptr;
+    ULLAGE_RETURN_IF_REFUSED(start_pass(pass, gradient, adds, sequences));
+    adds |= gradient;
   }
   return launch_scalars(params, stream);
 }

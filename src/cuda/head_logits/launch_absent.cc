@@ -10,7 +10,7 @@ Status absent() {
 }  // namespace
 
 Status launch_rows(const HeadParams&, const RowLaunch&, CUstream_st*) { return absent(); }
-Status launch_head(const HeadParams&, const RowLaunch&, CUstream_st*) { return absent(); }
+Status launch_head(const HeadParams&, std::span<const RowPass>, CUstream_st*) { return absent(); }
 Status read_census(const Census*, Census&, CUstream_st*) { return absent(); }
 
 }  // namespace ullage::lossk::cuda

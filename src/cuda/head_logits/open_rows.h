@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "cuda/head_logits/launch.h"
 #include "ullage/lossk/cuda_head.h"
@@ -9,8 +10,8 @@
 namespace ullage::lossk::cuda {
 
 struct OpenRows {
-  HeadParams params;
-  RowLaunch launch;
+  HeadParams params;  // of the kernels around the rows
+  std::vector<RowPass> passes;
 };
 
 // What `plan.run` would launch with. `workspace` is the plan's and starts with the census. Matrices

@@ -102,6 +102,8 @@ struct RowOutput {
 };
 
 struct TermParams {
+  int pass = 0;      // that takes it (passes.h)
+  bool here = true;  // that is this launch's
   LossKind kind = LossKind::kCrossEntropy;
   Divergence divergence = Divergence::kCrossEntropy;
   RowMask mask = RowMask::kNone;  // resolved: kLabels, kOwn or kNone
@@ -179,12 +181,11 @@ struct HeadParams {
   float log2_scale = 1;  // scale * log2 e
   float teacher_log2_scale = 1;
   float softcap = 0, inverse_softcap = 0;  // 0: none
-  float mix_beta = 0.5f;                   // of every Jensen-Shannon term
+  float mix_beta = 0.5f;                   // of the pass's Jensen-Shannon terms
   bool wants_cross = false;                // kForward: cross-entropy, not forward KL
   bool wants_entropy = false;
   bool wants_argmax = false;
   bool wants_smoothing = false;    // a term smooths its labels
-  bool smooths_by_class = false;   // and there are class weights
   bool every_row_counts = false;   // a term counts rows whatever their label, or there are none
   bool masked_rows_count = false;  // a term counts the rows whose mask byte is not 0
   int n_terms = 0;
@@ -210,11 +211,12 @@ struct HeadParams {
   Census* census = nullptr;
   int* segment_tokens = nullptr;   // [n_segments] labelled rows
   double* segment_sums = nullptr;  // [n_sequence_terms][2][n_segments]: log ratios, advantages
-  float* row_log_prob = nullptr;   // [n]
-  float* row_entropy = nullptr;    // [n], with wants_entropy
-  float* row_losses = nullptr;     // [n_terms][n]
-  float* row_slopes = nullptr;     // [n_sequence_terms][n]: d loss / d lp
-  bool slopes_ready = false;       // this launch adds the sequence terms' slopes
+  // Of every pass; a launch of rows has those of its own.
+  float* row_log_prob = nullptr;  // [n_passes][n]
+  float* row_entropy = nullptr;   // [n_passes][n], with wants_entropy
+  float* row_losses = nullptr;    // [n_terms][n]
+  float* row_slopes = nullptr;    // [n_sequence_terms][n]: d loss / d lp
+  bool slopes_ready = false;      // this launch adds the sequence terms' slopes
   // With a top-k teacher: the logits of its ids and what the gradient held there, before it is
   // written; the reference and log2 of the sum of the other columns; what the gradient is made of.
   float* top_k_logits = nullptr;  // [n][k]

@@ -11,6 +11,7 @@
 #include "cuda/head_logits/fill_params.h"
 #include "cuda/head_logits/launch.h"
 #include "cuda/head_logits/open_rows.h"
+#include "cuda/head_logits/passes.h"
 #include "cuda/head_logits/report.h"
 #include "ullage/lossk/cuda_head.h"
 
@@ -60,7 +61,12 @@ struct CudaHeadPlan::State {
   WorkspaceSlice slices[kSlices];
   int64_t workspace_bytes = 0;
   int n_sequence_terms = 0;
-  Launches launches[kAsked];
+  struct PlannedPass {
+    bool top_k = false, sequences = false;
+    Launches launches[kAsked];
+  };
+  std::vector<cuda::Pass> passes;
+  std::vector<PlannedPass> planned;  // the same
 };
 
 namespace {
@@ -97,27 +103,9 @@ Status check_taken(const Shape& shape, const HeadConfig& config, const Request& 
     return {kHeadBadConfig, "terms has " + describe(config.terms.size()) +
                                 " entries; accepted on a GPU: up to " + describe(cuda::kMaxTerms)};
   }
-  const LossTerm *distillation = nullptr, *top_k = nullptr;  // the first from either teacher
-  const LossTerm* jensen_shannon = nullptr;
   for (const LossTerm& term : config.terms) {
-    if (term.logits_scale != 1) {
-      return not_taken(term, "logits_scale", describe(term.logits_scale), "1");
-    }
     if (term.kind != LossKind::kDistillation) continue;
-    if (term.student_temperature != 1) {
-      return not_taken(term, "student_temperature", describe(term.student_temperature), "1");
-    }
     const Teacher& teacher = config.teachers[static_cast<size_t>(term.teacher)];
-    const LossTerm*& first = teacher.kind == TeacherKind::kTopK ? top_k : distillation;
-    if (first == nullptr) first = &term;
-    if (top_k != nullptr && distillation != nullptr) {
-      return not_taken(term, "teacher", describe(term.teacher),
-                       "one kind of teacher for all terms, logits or top-k");
-    }
-    if (term.teacher != first->teacher) {
-      return not_taken(term, "teacher", describe(term.teacher),
-                       "one teacher for all terms, " + describe(first->teacher));
-    }
     if (teacher.kind == TeacherKind::kTopK) {
       if (teacher.k > INT32_MAX) {
         return not_taken(term, "its teacher's k", describe(teacher.k), "up to 2147483647");
@@ -140,33 +128,8 @@ Status check_taken(const Shape& shape, const HeadConfig& config, const Request& 
                                  "; accepted on a GPU: the logits' " +
                                  std::string(name_of(request.input_dtype))};
     }
-    if (term.temperature != distillation->temperature) {
-      return not_taken(term, "temperature", describe(term.temperature),
-                       "one temperature for all terms, " + describe(distillation->temperature));
-    }
-    if (term.divergence != Divergence::kJensenShannon) continue;
-    if (jensen_shannon == nullptr) jensen_shannon = &term;
-    if (term.beta != jensen_shannon->beta) {
-      return not_taken(term, "beta", describe(term.beta),
-                       "one beta for all terms, " + describe(jensen_shannon->beta));
-    }
   }
   return kHeadOk;
-}
-
-Family family_of(const HeadConfig& config) {
-  bool cross = false, forward = false, reverse = false, mixture = false;
-  for (const LossTerm& term : config.terms) {
-    if (term.kind != LossKind::kDistillation || cuda::is_top_k(config, term)) continue;
-    cross |= term.divergence == Divergence::kCrossEntropy;
-    forward |= term.divergence == Divergence::kForwardKl;
-    reverse |= term.divergence == Divergence::kReverseKl;
-    mixture |= term.divergence == Divergence::kJensenShannon;
-  }
-  if (cross + forward + reverse + mixture > 1) return Family::kMixed;
-  if (mixture) return Family::kJensenShannon;
-  if (cross || forward) return Family::kForward;
-  return reverse ? Family::kReverse : Family::kLabels;
 }
 
 void book(CudaHeadPlan::State& state, SliceName slice, std::string purpose, int64_t bytes) {
@@ -180,33 +143,33 @@ void book(CudaHeadPlan::State& state, SliceName slice, std::string purpose, int6
 void book_workspace(CudaHeadPlan::State& state) {
   const int64_t n = state.shape.n_tok;
   const auto n_terms = static_cast<int64_t>(state.config.terms.size());
+  const auto n_passes = static_cast<int64_t>(state.passes.size());
   bool segments = state.request.policy_metrics;
   for (const LossTerm& term : state.config.terms) segments |= needs_segment_ids(term);
   book(state, kCensusSlice, "status word and divisors", sizeof(cuda::Census));
   book(state, kRowLossesSlice, "row losses of each term", n_terms * n * 4);
-  book(state, kLogProbsSlice, "log-probabilities of the labels", n * 4);
-  if (state.request.policy_metrics) book(state, kEntropySlice, "entropies", n * 4);
+  book(state, kLogProbsSlice, "log-probabilities of the labels", n_passes * n * 4);
+  if (state.request.policy_metrics) book(state, kEntropySlice, "entropies", n_passes * n * 4);
   if (segments) book(state, kSegmentTokensSlice, "tokens of each segment", n * 4);
   book(state, kSegmentSumsSlice, "sums of each segment",
        int64_t{state.n_sequence_terms} * 2 * n * 8);
   book(state, kSlopesSlice, "slopes of sequence terms", state.n_sequence_terms * n * 4);
+  int64_t k = 0;  // passes take turns
   for (const LossTerm& term : state.config.terms) {
     if (!cuda::is_top_k(state.config, term)) continue;
-    const int64_t k = state.config.teachers[static_cast<size_t>(term.teacher)].k;
-    book(state, kTopKLogitsSlice, "logits of the teacher's ids", n * k * 4);
-    book(state, kTopKOthersSlice, "sums of the columns that the teacher leaves out", n * 2 * 4);
-    if (state.request.d_logits) {
-      book(state, kTopKHeldSlice, "what the gradient held at the teacher's ids", n * k * 4);
-      book(state, kRowWordsSlice, "what the gradient of each row is made of",
-           n * cuda::kRowWordBytes);
-    }
-    break;
+    k = std::max(k, state.config.teachers[static_cast<size_t>(term.teacher)].k);
   }
+  if (k == 0) return;
+  book(state, kTopKLogitsSlice, "logits of the teacher's ids", n * k * 4);
+  book(state, kTopKOthersSlice, "sums of the columns that the teacher leaves out", n * 2 * 4);
+  if (!state.request.d_logits) return;
+  book(state, kTopKHeldSlice, "what the gradient held at the teacher's ids", n * k * 4);
+  book(state, kRowWordsSlice, "what the gradient of each row is made of", n * cuda::kRowWordBytes);
 }
 
-// How the row lies on the device, and the numbers of the algebra that hold for every row.
-void fill_row(const CudaHeadPlan::State& state, const Inputs& inputs, const Outputs& outputs,
-              HeadParams& p) {
+// How the rows lie on the device, and what of the algebra holds for every pass.
+void fill_rows(const CudaHeadPlan::State& state, const Inputs& inputs, const Outputs& outputs,
+               HeadParams& p) {
   p.logits = inputs.logits.data;
   p.logits_stride = inputs.logits.row_stride;
   p.gradient = outputs.d_logits.data;
@@ -215,7 +178,6 @@ void fill_row(const CudaHeadPlan::State& state, const Inputs& inputs, const Outp
   p.n_tok = p.n_rows = state.shape.n_tok;
   p.vocab = state.shape.vocab;
   const HeadOptions& options = state.config.options;
-  p.scale = static_cast<float>(options.logits_scale);
   p.softcap = static_cast<float>(options.softcap);
   if (options.softcap > 0) p.inverse_softcap = static_cast<float>(1 / options.softcap);
 }
@@ -224,12 +186,12 @@ bool is_aligned(const void* data, int64_t row_stride, int64_t element_bytes) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_stride * element_bytes % 16 == 0;
 }
 
-// The launch that takes these rows; its layout into `p`.
-const cuda::RowLaunch& lay_out_rows(const CudaHeadPlan::State& state, HeadParams& p) {
+// The launch of a pass over these rows; its layout into `p`.
+const cuda::RowLaunch& lay_out_rows(const CudaHeadPlan::State::PlannedPass& pass, HeadParams& p) {
   const Asked asked = p.wants_argmax || p.wants_smoothing ? kOthers
                       : p.wants_entropy                   ? kEntropyAlone
                                                           : kNothing;
-  const Launches& launches = state.launches[asked];
+  const Launches& launches = pass.launches[asked];
   const int64_t element_bytes = size_of(launches.any.dtype);
   const bool aligned =
       is_aligned(p.logits, p.logits_stride, element_bytes) &&
@@ -251,6 +213,15 @@ const cuda::RowLaunch& lay_out_rows(const CudaHeadPlan::State& state, HeadParams
   p.table_bytes = static_cast<int>(layout.table_bytes);
   p.in_whole_words = layout.in_whole_words;
   return launch;
+}
+
+// Whether an output is of the rows' softmax, not of a term.
+bool reports_rows(const HeadParams& p) {
+  for (const cuda::RowOutput* output :
+       {&p.lse, &p.label_log_prob, &p.entropy, &p.shift, &p.log_sum, &p.distance}) {
+    if (output->data != nullptr) return true;
+  }
+  return p.argmax != nullptr || p.correct != nullptr;
 }
 
 void fill_workspace(const CudaHeadPlan::State& state, std::byte* base, HeadParams& p) {
@@ -279,6 +250,53 @@ void fill_workspace(const CudaHeadPlan::State& state, std::byte* base, HeadParam
   }
 }
 
+// The kernel and the layouts of one pass. The head's are those of the first that has terms.
+Result<CudaHeadPlan::State::PlannedPass> plan_pass(CudaHeadPlan::State& state,
+                                                   const cuda::Pass& pass,
+                                                   const CudaHeadOptions& options,
+                                                   const cuda::Tuning& tuning) {
+  const DType dtype = state.request.input_dtype;
+  const Family family = cuda::family_of(state.config, pass);
+  const auto choose = [&](const cuda::RowWork& work, std::string_view kernel,
+                          std::vector<Rejection>& rejections) -> Result<cuda::RowLaunch> {
+    Result<cuda::RowLayout> layout = cuda::choose_row_layout(
+        state.shape.vocab, dtype, work, options.device, kernel, tuning, rejections);
+    if (!layout) return layout.status();
+    return cuda::RowLaunch{*layout, dtype, work.family, options.device.n_multiprocessors};
+  };
+  CudaHeadPlan::State::PlannedPass planned;
+  planned.top_k = pass.teacher >= 0 && !has_teacher(family);
+  planned.sequences = cuda::is_sequence_pass(state.config, pass);
+  const bool gradient = state.request.d_logits && !pass.terms.empty();
+  const cuda::RowWork plain_work{.family = family, .gradient = gradient, .top_k = planned.top_k};
+  cuda::RowWork works[kAsked] = {plain_work, plain_work, plain_work};
+  works[kEntropyAlone].extras = works[kOthers].extras = true;
+  if (!has_teacher(family)) works[kEntropyAlone].family = Family::kEntropy;
+  std::vector<Rejection> rejections, unused;
+  const Result<cuda::RowLaunch> plain = choose(works[kNothing], options.kernel, rejections);
+  if (!plain) return plain.status();
+  const std::string_view kernel = name_of(plain->layout.kernel);
+  if (state.kernel.empty() && !pass.terms.empty()) {
+    state.kernel = kernel;
+    state.rejections = std::move(rejections);
+  }
+  // What is asked for beside it changes the layout, and the kernel only where rows get too long.
+  const auto choose_beside = [&](const cuda::RowWork& work) {
+    Result<cuda::RowLaunch> same = choose(work, kernel, unused);
+    return same ? same : choose(work, "", unused);
+  };
+  for (int asked = 0; asked < kAsked; ++asked) {
+    cuda::RowWork work = works[asked];
+    const auto aligned = asked == kNothing ? plain : choose_beside(work);
+    work.aligned = false;
+    const auto any = choose_beside(work);
+    if (!aligned) return aligned.status();
+    if (!any) return any.status();
+    planned.launches[asked] = {*aligned, *any};
+  }
+  return planned;
+}
+
 }  // namespace
 
 const std::string& CudaHeadPlan::kernel() const { return state_->kernel; }
@@ -287,13 +305,18 @@ int64_t CudaHeadPlan::workspace_bytes() const { return state_->workspace_bytes; 
 const std::vector<Rejection>& CudaHeadPlan::rejections() const { return state_->rejections; }
 
 int CudaHeadPlan::launches() const {
-  if (state_->shape.n_tok == 0) return 2;
-  // A top-k teacher's ids are gathered before the rows, and their gradient patched after.
-  const int gather = state_->slices[kTopKLogitsSlice].bytes > 0 ? 1 : 0;
-  const bool gradient = state_->request.d_logits;
-  const int forward = gather + 1, backward = gather + 1 + (gradient ? gather : 0);
-  if (state_->n_sequence_terms == 0) return 2 + backward;
-  return 2 + forward + 2 + (gradient ? backward : 0);
+  const State& state = *state_;
+  int launches = 2;  // census, scalars
+  if (state.shape.n_tok == 0) return launches;
+  if (state.n_sequence_terms > 0) launches += 2;
+  for (const State::PlannedPass& pass : state.planned) {
+    // A top-k teacher's ids are gathered before the rows, and their gradient patched after.
+    const int forward = pass.top_k ? 2 : 1;
+    const bool again = state.request.d_logits || !pass.sequences;
+    if (pass.sequences) launches += forward;
+    if (again) launches += forward + (pass.top_k && state.request.d_logits ? 1 : 0);
+  }
+  return launches;
 }
 
 Status CudaHeadPlan::run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
@@ -304,19 +327,39 @@ Status CudaHeadPlan::run(CUstream_st* stream, const Inputs& inputs, const Output
   if (!status.ok()) return status;
   status = cuda::check_workspace(workspace, state.workspace_bytes);
   if (!status.ok()) return status;
+  const int64_t n_gradients = cuda::n_gradients(state.passes);
+  if (n_gradients > 1 && outputs.d_logits && outputs.d_logits.data == inputs.logits.data) {
+    return {kHeadShapeMismatch,
+            "d_logits is the logits themselves; accepted: another buffer, for these terms take " +
+                describe(n_gradients) + " passes over the logits, each with a softmax of its own"};
+  }
   const cuda::OpenRows rows = cuda::open_rows(*this, inputs, outputs, workspace.data());
-  return cuda::launch_head(rows.params, rows.launch, stream);
+  return cuda::launch_head(rows.params, rows.passes, stream);
 }
 
 cuda::OpenRows cuda::open_rows(const CudaHeadPlan& plan, const Inputs& inputs,
                                const Outputs& outputs, std::byte* workspace) {
   const CudaHeadPlan::State& state = plan.state();
   OpenRows rows;
-  fill_row(state, inputs, outputs, rows.params);
-  fill_vectors(inputs, outputs, rows.params);
-  fill_terms(state.config, inputs, outputs, rows.params);
-  rows.launch = lay_out_rows(state, rows.params);
-  fill_workspace(state, workspace, rows.params);
+  HeadParams& shared = rows.params;
+  fill_rows(state, inputs, outputs, shared);
+  fill_vectors(inputs, outputs, shared);
+  fill_terms(state.config, state.passes, inputs, outputs, shared);
+  fill_workspace(state, workspace, shared);
+  for (size_t i = 0; i < state.passes.size(); ++i) {
+    const CudaHeadPlan::State::PlannedPass& planned = state.planned[i];
+    const bool has_terms = !state.passes[i].terms.empty();
+    if (!has_terms && !reports_rows(shared)) continue;
+    RowPass& pass = rows.passes.emplace_back();
+    pass.params = shared;
+    pass.sequences = planned.sequences;
+    pass.gradient = has_terms;
+    fill_pass(state.config, state.passes, i, inputs, pass.params);
+    pass.launch = lay_out_rows(planned, pass.params);
+    const int64_t at = static_cast<int64_t>(i) * shared.n_tok;
+    if (pass.params.row_log_prob != nullptr) pass.params.row_log_prob += at;
+    if (pass.params.row_entropy != nullptr) pass.params.row_entropy += at;
+  }
   return rows;
 }
 
@@ -345,39 +388,11 @@ Result<CudaHeadPlan> cuda::plan_with_tuning(const Shape& shape, const HeadConfig
   state->shape = shape;
   state->config = config;
   state->request = request;
-  const Family family = family_of(config);
-  const auto choose = [&](const RowWork& work, std::string_view kernel,
-                          std::vector<Rejection>& rejections) -> Result<cuda::RowLaunch> {
-    Result<RowLayout> layout = choose_row_layout(shape.vocab, request.input_dtype, work,
-                                                 options.device, kernel, tuning, rejections);
-    if (!layout) return layout.status();
-    return cuda::RowLaunch{*layout, request.input_dtype, work.family,
-                           options.device.n_multiprocessors};
-  };
-  const bool gradient = request.d_logits;
-  bool top_k = false;
-  for (const LossTerm& term : config.terms) top_k |= cuda::is_top_k(config, term);
-  const RowWork plain_work{.family = family, .gradient = gradient, .top_k = top_k};
-  RowWork works[kAsked] = {plain_work, plain_work, plain_work};
-  works[kEntropyAlone].extras = works[kOthers].extras = true;
-  if (!has_teacher(family)) works[kEntropyAlone].family = Family::kEntropy;
-  const Result<cuda::RowLaunch> plain = choose(works[kNothing], options.kernel, state->rejections);
-  if (!plain) return plain.status();
-  state->kernel = name_of(plain->layout.kernel);
-  // What is asked for beside it changes the layout, and the kernel only where rows get too long.
-  const auto choose_beside = [&](const RowWork& work) {
-    std::vector<Rejection> unused;
-    Result<cuda::RowLaunch> same = choose(work, state->kernel, unused);
-    return same ? same : choose(work, "", unused);
-  };
-  for (int asked = 0; asked < kAsked; ++asked) {
-    RowWork work = works[asked];
-    const auto aligned = asked == kNothing ? plain : choose_beside(work);
-    work.aligned = false;
-    const auto any = choose_beside(work);
-    if (!aligned) return aligned.status();
-    if (!any) return any.status();
-    state->launches[asked] = {*aligned, *any};
+  state->passes = passes_of(config);
+  for (const Pass& pass : state->passes) {
+    Result<CudaHeadPlan::State::PlannedPass> planned = plan_pass(*state, pass, options, tuning);
+    if (!planned) return planned.status();
+    state->planned.push_back(*std::move(planned));
   }
   for (const LossTerm& term : config.terms)
     state->n_sequence_terms += cuda::is_sequence(term) ? 1 : 0;

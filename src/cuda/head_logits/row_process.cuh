@@ -73,7 +73,7 @@ __device__ inline void write_losses(const HeadParams& p, const TermParams& term,
                                     const RowInputs& in, const FinishedRow& done, float gain,
                                     int lane) {
   RowCoefficients unused;
-  if (lane >= p.n_terms || term.sequence >= 0) return;
+  if (lane >= p.n_terms || !term.here || term.sequence >= 0) return;
   p.row_losses[lane * p.n_tok + row] =
       term_of_row(p, term, row, true, in, done.word.sums, gain, done.log_prob, {}, unused);
 }

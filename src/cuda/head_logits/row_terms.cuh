@@ -281,15 +281,15 @@ __device__ inline void for_each_coefficient(const Act& act) {
   if constexpr (kOwnExtras<kFamily> > 0) act(&RowCoefficients::mix);
 }
 
-// A lane a term, `term`, its gain in that lane; the warp adds them up, for lane 0. `write`: this
-// warp also writes the term's row losses.
+// A lane a term, `term`, its gain in that lane; the warp adds up those of this pass, for lane 0.
+// `write`: this warp also writes the term's row losses.
 template <Family kFamily>
 __device__ inline RowCoefficients evaluate_terms(const HeadParams& p, const TermParams& term,
                                                  int64_t row_index, const RowInputs& in,
                                                  const RowSums& row, float gain, float log_prob,
                                                  const TopKTerm& top_k, int lane, bool write) {
   RowCoefficients c;
-  if (lane < p.n_terms) {
+  if (lane < p.n_terms && term.here) {
     const float loss =
         term_of_row(p, term, row_index, kOwnExtras<kFamily> > 0, in, row, gain, log_prob, top_k, c);
     if (term.weight == 0) c = {};
@@ -312,7 +312,7 @@ __device__ inline RowCoefficients evaluate_terms_alone(const HeadParams& p, int6
   // Up to a power of two: what is beyond the terms adds 0.
   for (int t = 0; t < p.n_terms || (t & (t - 1)) != 0; ++t) {
     c = {};
-    if (t < p.n_terms) {
+    if (t < p.n_terms && p.terms[t].here) {
       const TermParams& term = p.terms[t];
       const float loss = term_of_row(p, term, row_index, kOwnExtras<kFamily> > 0, in, row,
                                      p.census->gain[t], log_prob, {}, c);

@@ -144,6 +144,11 @@ __global__ void __launch_bounds__(kScalarThreads) census(const __grid_constant__
   }
 }
 
+// The labels' log-probabilities under the term's softmax, [n].
+__device__ inline const float* log_probs_of(const HeadParams& p, const TermParams& term) {
+  return p.row_log_prob + term.pass * p.n_tok;
+}
+
 // A block a segment: for each sequence term the sums over its labelled rows.
 __global__ void __launch_bounds__(kScalarThreads)
     sum_sequences(const __grid_constant__ HeadParams p) {
@@ -153,12 +158,13 @@ __global__ void __launch_bounds__(kScalarThreads)
     const TermParams& term = p.terms[t];
     if (term.sequence < 0) continue;
     const RowFloats& base = term.kind == LossKind::kDpo ? p.reference_log_probs : p.old_log_probs;
+    const float* const log_prob = log_probs_of(p, term);
     double log_ratio = 0, advantage = 0;
     for_each_row<8>(
         p.n_tok, 0, 1, [&](int64_t row) { return index_bits_at(p.segments, row); },
         [&](int64_t row, uint64_t bits) {
           if (as_index(p.segments, bits) != segment || !has_label(p, row)) return;
-          log_ratio += static_cast<double>(p.row_log_prob[row]) - float_at(base, row, 0);
+          log_ratio += static_cast<double>(log_prob[row]) - float_at(base, row, 0);
           advantage += float_at(p.advantages, row, 0);
         });
     log_ratio = block_sum(log_ratio, scratch);
@@ -218,7 +224,7 @@ __global__ void __launch_bounds__(256) slope_sequences(const __grid_constant__ H
                                  static_cast<double>(term.epsilon_high));
       if (term.kl_beta > 0) {
         const TokenLoss<double> penalty =
-            k3_penalty(static_cast<double>(p.row_log_prob[row]),
+            k3_penalty(static_cast<double>(log_probs_of(p, term)[row]),
                        static_cast<double>(float_at(p.reference_log_probs, row, 0)));
         token.loss += term.kl_beta * penalty.loss;
         token.slope += term.kl_beta * penalty.slope;
@@ -236,6 +242,8 @@ __device__ inline void policy_metrics(const HeadParams& p, int t, double* scratc
   const bool gspo = term.kind == LossKind::kGspo;
   const double low = 1 - static_cast<double>(term.epsilon_low);
   const double high = 1 + static_cast<double>(term.epsilon_high);
+  const float* const log_prob = log_probs_of(p, term);
+  const float* const entropy = p.row_entropy + term.pass * p.n_tok;
   PolicyMetrics sum{};
   double largest = -INFINITY, smallest = INFINITY;
   for (int64_t row = threadIdx.x; row < p.n_tok; row += blockDim.x) {
@@ -246,7 +254,7 @@ __device__ inline void policy_metrics(const HeadParams& p, int t, double* scratc
                                                 : static_cast<double>(p.segment_tokens[segment]);
     const double row_advantage = float_at(p.advantages, row, 0);
     const double old_log_prob = float_at(p.old_log_probs, row, 0);
-    double log_ratio = p.row_log_prob[row] - old_log_prob, advantage = row_advantage;
+    double log_ratio = log_prob[row] - old_log_prob, advantage = row_advantage;
     if (gspo) {
       const double* sums = p.segment_sums + term.sequence * 2 * p.n_segments;
       log_ratio = sums[segment] / n;
@@ -254,12 +262,12 @@ __device__ inline void policy_metrics(const HeadParams& p, int t, double* scratc
     }
     const double ratio = exp(log_ratio), weight = 1 / n, ratio_weight = gspo ? weight : 1;
     sum.old_log_probs += weight * old_log_prob;
-    sum.new_log_probs += weight * p.row_log_prob[row];
+    sum.new_log_probs += weight * log_prob[row];
     sum.ratio += weight * ratio;
     sum.kl += weight * (expm1(log_ratio) - log_ratio);
     sum.clipped += ratio < low || ratio > high ? weight : 0;
     sum.advantage += weight * advantage;
-    sum.entropy += weight * p.row_entropy[row];
+    sum.entropy += weight * entropy[row];
     sum.ratio_sum += ratio_weight * ratio;
     sum.ratio_squared_sum += ratio_weight * ratio * ratio;
     largest = fmax(largest, row_advantage);

@@ -79,9 +79,10 @@ Status ScaledExponentials::run(CUstream_st* stream, const Inputs& inputs, const 
   HeadParams p;
   p.n_tok = state.shape.n_tok;
   p.vocab = state.shape.vocab;
-  p.scale = static_cast<float>(state.config.options.logits_scale);
+  const std::vector<Pass> passes = passes_of(state.config);  // one, of one softmax
   fill_vectors(inputs, outputs, p);
-  fill_terms(state.config, inputs, outputs, p);
+  fill_terms(state.config, passes, inputs, outputs, p);
+  fill_pass(state.config, passes, 0, inputs, p);
   LinearParams r;
   r.layout = state.layout;
   r.n_tok = state.shape.n_tok;

@@ -1,0 +1,31 @@
+// Which terms one pass over the rows takes: those of one student's softmax and of one teacher's.
+// Most configurations are one pass; textbook distillation, whose student is tempered where its
+// labels' is not, is two. Every pass adds its part to the gradient.
+#pragma once
+
+#include <vector>
+
+#include "cuda/head_logits/params.h"
+
+namespace ullage::lossk::cuda {
+
+struct Pass {
+  double scale = 1;           // a = scale * softcap(z), of the terms of this pass
+  int teacher = -1;           // of the head's; -1: none
+  double teacher_scale = 1;   // of its logits
+  double beta = -1;           // of its Jensen-Shannon terms; -1: none
+  std::vector<size_t> terms;  // of the head's, ascending; may be empty of the first pass
+};
+
+// The first is of the head's own softmax, which the outputs of rows are of, and has no terms where
+// none takes that one.
+std::vector<Pass> passes_of(const HeadConfig& config);
+
+// Passes that leave a gradient.
+int64_t n_gradients(const std::vector<Pass>& passes);
+
+// The passes' terms alone say what a pass sums.
+Family family_of(const HeadConfig& config, const Pass& pass);
+bool is_sequence_pass(const HeadConfig& config, const Pass& pass);
+
+}  // namespace ullage::lossk::cuda
