@@ -57,6 +57,9 @@ __device__ inline void store_words(void* global, uint4 words) {
 __device__ inline void prefetch_to_l1(const void* global) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(global));
 }
+__device__ inline void prefetch_to_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
 
 #if ULLAGE_SM90
 

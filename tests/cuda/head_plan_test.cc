@@ -75,22 +75,39 @@ TEST(CudaHeadPlan, TakesSeveralRowsOfOneStripAtATime) {
   ASSERT_TRUE(gathered.ok()) << gathered.status().to_string();
   EXPECT_EQ(gathered->kernel(), "head_rows_sm80_streamed");
 
-  // Sixteen at most; of a teacher's, half as many columns are as many bytes.
+  // Sixteen at most; of a teacher's, half as many columns are as many bytes. In registers: as many
+  // as a power of two, where lanes have all of a vector or nothing.
+  using cuda::Family;
+  constexpr DType kBF16 = DType::kBF16, kF32 = DType::kF32;
   const struct {
-    cuda::Family family;
+    Family family;
+    DType dtype;
     int64_t vocab;
     int rows;
-  } cases[] = {{cuda::Family::kLabels, 1, 16},    {cuda::Family::kLabels, 256, 16},
-               {cuda::Family::kLabels, 257, 15},  {cuda::Family::kLabels, 1000, 4},
-               {cuda::Family::kForward, 256, 8},  {cuda::Family::kForward, 1000, 2},
-               {cuda::Family::kForward, 1024, 2}, {cuda::Family::kEntropy, 500, 8}};
+    bool held;
+  } cases[] = {{Family::kLabels, kBF16, 1, 16, false},    {Family::kLabels, kBF16, 8, 16, true},
+               {Family::kLabels, kBF16, 256, 16, true},   {Family::kLabels, kBF16, 257, 15, false},
+               {Family::kLabels, kBF16, 264, 8, true},    {Family::kLabels, kBF16, 768, 4, true},
+               {Family::kLabels, kBF16, 1000, 4, true},   {Family::kLabels, kBF16, 1032, 2, true},
+               {Family::kLabels, kBF16, 2048, 2, true},   {Family::kLabels, kBF16, 4096, 1, true},
+               {Family::kLabels, kF32, 256, 8, true},     {Family::kLabels, kF32, 1024, 2, true},
+               {Family::kLabels, kF32, 2048, 1, true},    {Family::kForward, kBF16, 256, 8, false},
+               {Family::kForward, kBF16, 1000, 2, false}, {Family::kForward, kBF16, 1024, 2, false},
+               {Family::kEntropy, kBF16, 500, 8, false},  {Family::kEntropy, kBF16, 504, 8, true}};
   for (const auto& each : cases) {
     std::vector<Rejection> rejections;
-    const auto layout = cuda::choose_row_layout(each.vocab, DType::kBF16, {.family = each.family},
+    const auto layout = cuda::choose_row_layout(each.vocab, each.dtype, {.family = each.family},
                                                 CudaDevice{}, "", {}, rejections);
     ASSERT_TRUE(layout.ok());
     EXPECT_EQ(layout->kernel, cuda::RowKernel::kShort) << each.vocab;
     EXPECT_EQ(layout->rows_at_a_time, each.rows) << each.vocab;
+    EXPECT_EQ(layout->held, each.held) << each.vocab;
+  }
+  for (const auto& [vocab, dtype] : {std::pair{int64_t{4104}, kBF16}, {2056, kF32}}) {
+    std::vector<Rejection> rejections;
+    const auto layout = cuda::choose_row_layout(vocab, dtype, {.family = Family::kLabels},
+                                                CudaDevice{}, "", {}, rejections);
+    EXPECT_EQ(layout->kernel, cuda::RowKernel::kCluster) << vocab;
   }
 }
 

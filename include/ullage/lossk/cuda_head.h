@@ -59,8 +59,8 @@ class ULLAGE_API CudaHeadPlan {
 
   // Puts the whole computation on `stream` and returns; capturable in a CUDA graph. `workspace`:
   // device memory, workspace_bytes() or more, 256-byte aligned; `outputs.d_logits` may be the
-  // logits, unless the terms take more than one pass (683). Errors: 582, 585, 683, 695, 696 for inputs that do not match the plan, 621 to 623 of
-  // the device, naming the launch.
+  // logits, unless the terms take more than one pass (683). Errors: 582, 585, 683, 695, 696 for
+  // inputs that do not match the plan, 621 to 623 of the device, naming the launch.
   Status run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
              std::span<std::byte> workspace) const;
 

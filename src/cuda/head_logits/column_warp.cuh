@@ -14,6 +14,7 @@ namespace ullage::lossk::cuda {
 enum class Task {
   kSums,      // rows are summed, and that is all
   kGradient,  // and their gradient is written, in whole words, with nothing added to it
+  kAdds,      // or added to what is there
   kAny,
 };
 
@@ -35,6 +36,7 @@ class ColumnWarp {
   using T = typename Kind::Element;
   using Strip = KeptStrip<T, kPlacement>;
   static constexpr bool kHasOwnExtras = kOwnExtras<Kind::kFamily> > 0;
+  static constexpr bool kOnlyGradient = kTask == Task::kGradient || kTask == Task::kAdds;
 
  public:
   // Warp `warp` of the block's for columns: p.row_warps share a row, as many others the next.
@@ -53,8 +55,8 @@ class ColumnWarp {
   }
 
   __device__ void run() {
-    const bool second = kTask == Task::kGradient ? kHasOwnExtras : shared_.n_extras > 0;
-    const bool writes = kTask == Task::kGradient || p_.gradient != nullptr;
+    const bool second = kOnlyGradient ? kHasOwnExtras : shared_.n_extras > 0;
+    const bool writes = kOnlyGradient || p_.gradient != nullptr;
     // Nothing is left to do with a row once it is summed.
     const bool sums_only = kTask == Task::kSums || (!writes && !second);
     RingCursor slot, before, arrival;  // before: of the group's row before, i - groups
@@ -82,6 +84,7 @@ class ColumnWarp {
         ptx::barrier_arrive(shared_.emptied(slot.at));
       } else {
         if (!row_before.is_none()) {
+          if (kTask == Task::kAdds) ask_for_gradient(row_before);
           shared_.wait_for_word(i - p_.groups);
           if (writes) write(before.at, row_before, i - p_.groups);
           ptx::barrier_arrive(shared_.emptied(before.at));
@@ -145,8 +148,19 @@ class ColumnWarp {
     }
   }
 
+  __device__ T* gradient_of(RowId row) const {
+    return static_cast<T*>(p_.gradient) + (row.row() * p_.gradient_stride + column_);
+  }
+  // What it is added to is on its way to L2 before the row's word is waited for.
+  __device__ void ask_for_gradient(RowId row) const {
+    constexpr int kLine = 128 / sizeof(T);  // columns
+    if (!row.counts()) return;
+    for (int c = lane_ * kLine; c < columns_; c += 32 * kLine) {
+      ptx::prefetch_to_l2(gradient_of(row) + c);
+    }
+  }
   __device__ void write(int slot, RowId row, int i) const {
-    T* const to = static_cast<T*>(p_.gradient) + (row.row() * p_.gradient_stride + column_);
+    T* const to = gradient_of(row);
     if (!row.counts()) return clear_gradient(p_, to, columns_, lane_);
     const Columns at = columns_of(slot, row, column_);
     const RowWord word = *shared_.word(i);  // its own copy: stores might change the other
@@ -155,8 +169,9 @@ class ColumnWarp {
     if constexpr (Kind::kSoftcap && kTask == Task::kGradient) {
       span_gradient<Kind, true, true>(p_, at.student, at.teacher, columns_, to, nullptr, column_,
                                       word, lane_);
-    } else if constexpr (kTask == Task::kGradient) {
-      span_gradient_in_words<Kind, !kInWords>(p_, at.student, at.teacher, span, to, word, lane_);
+    } else if constexpr (kOnlyGradient) {
+      span_gradient_in_words<Kind, !kInWords, kTask == Task::kAdds>(p_, at.student, at.teacher,
+                                                                    span, to, word, lane_);
     } else {
       if constexpr (!Kind::kSoftcap && !kInWords) {
         if (has_same_shift_ && is_plain(p_, word)) {
@@ -191,8 +206,8 @@ class ColumnWarp {
     for_each_strip(
         slot, row, [&](int s, const Strip& student, const Strip& teacher, int columns, int column) {
           with_loads(student, teacher, [&](const auto& mine, const auto& others) {
-            put_strip_extras<Kind, kTask != Task::kGradient>(
-                p_, table, p_.strips_per_block, s, mine, others, columns, column, sums, lane_);
+            put_strip_extras<Kind, !kOnlyGradient>(p_, table, p_.strips_per_block, s, mine, others,
+                                                   columns, column, sums, lane_);
           });
         });
   }
@@ -206,30 +221,45 @@ class ColumnWarp {
   bool has_same_shift_;
 };
 
+// Whether a gradient may be added with nothing beside it. Where a Jensen-Shannon's is written in
+// four phases, as many more copies of its loop would no longer be inlined.
+template <class Kind>
+inline constexpr bool kAddsAlone = !Kind::kSoftcap;
+template <class Kind>
+inline constexpr bool kAddsShiftedAlone =
+    kAddsAlone<Kind> && Kind::kFamily != Family::kJensenShannon;
+
 template <class Kind>
 __device__ inline void run_column_warp(const ClusterShared<Kind>& shared, int warp, int lane) {
   const HeadParams& p = shared.p;
   const auto run = [&]<Task kTask, Placement kPlacement>() {
     ColumnWarp<Kind, kTask, kPlacement>(shared, warp, lane).run();
   };
-  const auto run_alone = [&]<Placement kPlacement>() {
-    if (p.gradient != nullptr) {
-      run.template operator()<Task::kGradient, kPlacement>();
-    } else if constexpr (kOwnExtras<Kind::kFamily> == 0) {
-      run.template operator()<Task::kSums, kPlacement>();
+  const auto run_alone = [&]<Placement kPlacement, bool kAdds>() {
+    if (p.gradient == nullptr) {
+      if constexpr (kOwnExtras<Kind::kFamily> == 0) {
+        run.template operator()<Task::kSums, kPlacement>();
+      }
+      return;
     }
+    if constexpr (kAdds) {
+      if (p.accumulate) return run.template operator()<Task::kAdds, kPlacement>();
+    }
+    run.template operator()<Task::kGradient, kPlacement>();
   };
   // With nothing beside it.
-  const bool alone = !wants_extra<Kind::kFamily>(p) && !p.accumulate && same_shift<Kind>(p) &&
+  const bool alone = !wants_extra<Kind::kFamily>(p) && same_shift<Kind>(p) &&
                      (p.gradient != nullptr || kOwnExtras<Kind::kFamily> == 0);
   if (p.in_whole_words) {
-    alone ? run_alone.template operator()<Placement::kInWords>()
-          : run.template operator()<Task::kAny, Placement::kInWords>();
+    alone && (kAddsAlone<Kind> || !p.accumulate)
+        ? run_alone.template operator()<Placement::kInWords, kAddsAlone<Kind>>()
+        : run.template operator()<Task::kAny, Placement::kInWords>();
   } else if constexpr (Kind::kSoftcap) {
     run.template operator()<Task::kAny, Placement::kAny>();
   } else {
-    alone ? run_alone.template operator()<Placement::kSameShift>()
-          : run.template operator()<Task::kAny, Placement::kAny>();
+    alone && (kAddsShiftedAlone<Kind> || !p.accumulate)
+        ? run_alone.template operator()<Placement::kSameShift, kAddsShiftedAlone<Kind>>()
+        : run.template operator()<Task::kAny, Placement::kAny>();
   }
 }
 

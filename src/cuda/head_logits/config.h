@@ -19,7 +19,7 @@ namespace ullage::lossk::cuda {
 enum class RowKernel {
   kCluster,   // a cluster of blocks keeps rows in shared memory: one read, one write
   kStreamed,  // a block reads the row three or four times, from L2 where it can
-  kShort,     // a warp takes several rows of one strip
+  kShort,     // a warp takes several rows of one strip, or holds some in registers
 };
 
 constexpr std::string_view name_of(RowKernel kernel) {
@@ -63,6 +63,7 @@ struct RowLayout {
   int strips_per_block = 0;
   int strips_per_warp = 0;
   int rows_at_a_time = 1;  // that a warp of short rows takes
+  bool held = false;       // in registers
   int slots = 0;
   int64_t matrix_bytes = 0, slot_bytes = 0;
   bool in_whole_words = false;
@@ -99,6 +100,15 @@ constexpr RowCut cut_of(int64_t vocab, int64_t element_bytes, Family family) {
   return cut;
 }
 constexpr int n_sections(const RowCut& cut) { return cut.n_strips / cut.strips_per_section; }
+
+// Whether short rows can be held in registers: their softmax is all that is summed, lanes have all
+// of a vector or nothing, and a lane has so many registers.
+constexpr bool can_hold(int64_t vocab, int64_t element_bytes, const RowWork& work) {
+  const RowCut cut = cut_of(vocab, element_bytes, work.family);
+  return !has_teacher(work.family) && n_extras(work.family, work.extras) == 0 && !work.top_k &&
+         work.aligned && vocab > 0 && vocab % kLaneColumns == 0 &&
+         rounds_held(cut) <= vectors_held(element_bytes);
+}
 
 // The gather of a top-k teacher's ids keeps a bit for each column, whether it is among them, in
 // shared memory, beside some words for each warp.
@@ -140,7 +150,13 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   if (kernel == RowKernel::kShort) {
     const int64_t row_bytes = vocab * element_bytes * (has_teacher(family) ? 2 : 1);
     layout.warps = kShortWarps;
-    layout.strips_per_warp = 1;
+    layout.strips_per_warp = layout.cut.n_strips;
+    layout.in_whole_words = work.aligned;
+    layout.held = can_hold(vocab, element_bytes, work);
+    if (layout.held) {
+      layout.rows_at_a_time = rows_held(element_bytes, rounds_held(layout.cut));
+      return layout;
+    }
     layout.rows_at_a_time = static_cast<int>(
         std::clamp<int64_t>(kShortBytes / std::max<int64_t>(row_bytes, 1), 1, kRowsOfWarp));
     return layout;
@@ -224,13 +240,16 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const Row
                                               "; needed: 80 or more");
   }
   const int n_strips = cut_of(vocab, size_of(dtype), family).n_strips;
-  const bool is_short = n_strips == 1 && !work.top_k;
+  const bool held = can_hold(vocab, size_of(dtype), work);
+  const bool is_short = (n_strips == 1 && !work.top_k) || held;
   if (forced == short_name && !is_short) {
-    return Status(kHeadUnknownKernel,
-                  short_name + ": " +
-                      (work.top_k ? "a top-k teacher's ids are gathered for whole rows"
-                                  : "a row of " + describe(vocab) + " columns has " +
-                                        describe(n_strips) + " strips; accepted: 1"));
+    return Status(
+        kHeadUnknownKernel,
+        short_name + ": " +
+            (work.top_k ? "a top-k teacher's ids are gathered for whole rows"
+                        : "a row of " + describe(vocab) + " columns has " + describe(n_strips) +
+                              " strips; accepted: 1, or what a warp's registers hold of "
+                              "a softmax without a teacher"));
   }
   const auto otherwise = [&] {
     const bool takes_short = is_short && forced != streamed_name;
@@ -249,9 +268,11 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const Row
     return pass_over("compiled for compute capability 90, and " + device.name + " has " +
                      describe(device.compute_capability));
   }
-  if (forced.empty() && tuning.cluster == 0 && n_strips == 1) {
+  if (forced.empty() && tuning.cluster == 0 && (n_strips == 1 || held)) {
     return pass_over("a row of " + describe(vocab) +
-                     " columns is one strip, which one warp takes out of L1 with less ado");
+                     (held
+                          ? " columns fits a warp's registers"
+                          : " columns is one strip, which one warp takes out of L1 with less ado"));
   }
   const auto fits = [&](const RowLayout& layout) {
     return layout.shared_bytes <= device.shared_per_block_bytes;

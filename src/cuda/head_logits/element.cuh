@@ -123,6 +123,20 @@ __device__ inline Vector<T> load_vector(const T* from, int valid, bool aligned) 
   return v;
 }
 
+// Those of eight columns from `column` on whose 16-byte words begin before `end`; `from` begins
+// one.
+template <class T>
+__device__ inline Vector<T> words_of(const T* from, int column, int end) {
+  Vector<T> v = {};
+#pragma unroll
+  for (int w = 0; w < kWordsOf<T>; ++w) {
+    if (column + w * kPerWord<T> < end) {
+      v.words[w] = reinterpret_cast<const uint4*>(from + column)[w];
+    }
+  }
+  return v;
+}
+
 // What __byte_perm takes of two adjacent 32-bit parts: the first, or, where `shift` columns end in
 // the middle of one, the second half of the first and the first half of the second.
 template <class T>

@@ -10,23 +10,23 @@ namespace ullage::lossk::cuda {
 namespace {
 
 const void* row_kernel(const RowLaunch& launch, bool softcap) {
-  const auto of = [&](auto cluster, auto streamed, auto short_rows) {
+  const auto of = [&](auto cluster, auto streamed, auto short_rows, auto held) {
     switch (launch.layout.kernel) {
       case RowKernel::kCluster:
         return cluster(launch.family, softcap);
       case RowKernel::kStreamed:
         return streamed(launch.family, softcap);
       default:
-        return short_rows(launch.family, softcap);
+        return (launch.layout.held ? held : short_rows)(launch.family, softcap);
     }
   };
   switch (launch.dtype) {
     case DType::kBF16:
-      return of(cluster_rows_bf16, streamed_rows_bf16, short_rows_bf16);
+      return of(cluster_rows_bf16, streamed_rows_bf16, short_rows_bf16, held_rows_bf16);
     case DType::kF16:
-      return of(cluster_rows_f16, streamed_rows_f16, short_rows_f16);
+      return of(cluster_rows_f16, streamed_rows_f16, short_rows_f16, held_rows_f16);
     default:
-      return of(cluster_rows_f32, streamed_rows_f32, short_rows_f32);
+      return of(cluster_rows_f32, streamed_rows_f32, short_rows_f32, held_rows_f32);
   }
 }
 
@@ -109,9 +109,10 @@ Status start_plain_rows(const HeadParams& params, const RowLaunch& launch, bool 
   const void* kernel = row_kernel(launch, params.softcap > 0);
   const auto threads = static_cast<unsigned>(threads_of(layout));
   HeadParams rows = params;
-  int64_t groups =
-      int64_t{launch.n_multiprocessors} *
-      (layout.kernel == RowKernel::kShort ? kShortBlocks : kResidentWarps / layout.warps);
+  const int resident = layout.kernel != RowKernel::kShort ? kResidentWarps / layout.warps
+                       : layout.held                      ? kHeldBlocks
+                                                          : kShortBlocks;
+  int64_t groups = int64_t{launch.n_multiprocessors} * resident;
   if (layout.kernel == RowKernel::kCluster) {
     ULLAGE_RETURN_IF_CUDA_FAILS(
         "cudaFuncSetAttribute",

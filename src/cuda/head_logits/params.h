@@ -2,6 +2,7 @@
 // Every pointer is device memory; n = n_tok, V = vocab.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "ullage/dtype.h"
@@ -39,6 +40,18 @@ struct RowCut {
   int log2_strips = 0;
   int strips_per_section = 1;  // a power of two
 };
+
+// Short rows in registers: blocks of a multiprocessor, vectors that a lane holds, and so the rows
+// that a warp takes at a time: of one strip, or of several of up to kRoundsOfStrip.
+inline constexpr int kHeldBlocks = 2, kRoundsOfStrip = 4;
+constexpr int vectors_held(int64_t element_bytes) { return static_cast<int>(32 / element_bytes); }
+constexpr int rounds_held(const RowCut& cut) {
+  return cut.n_strips == 1 ? cut.n_rounds : cut.n_strips * kRoundsOfStrip;
+}
+constexpr int rows_held(int64_t element_bytes, int rounds) {
+  return static_cast<int>(
+      std::bit_floor(static_cast<unsigned>(vectors_held(element_bytes) / rounds)));
+}
 
 // What the row kernel sums besides the softmax of the logits, fixed when it is compiled.
 enum class Family : int {
@@ -174,7 +187,8 @@ struct HeadParams {
   int slot_bytes = 0;           // the teacher's columns included
   int matrix_bytes = 0;         // of one of them
   int table_bytes = 0;          // exchanged sums
-  bool in_whole_words = false;  // in a cluster: every row of logits and teacher is in 16-byte words
+  // Every row of logits and teacher begins a 16-byte word and, in a cluster, ends one.
+  bool in_whole_words = false;
 
   // --- The algebra.
   float scale = 1;       // a = scale * softcap(z)

@@ -6,6 +6,12 @@
 
 namespace ullage::lossk::cuda {
 
+// Where the gradient of row `row` of n_tok goes, from `column` on.
+template <class T>
+__device__ inline T* gradient_at(const HeadParams& p, int64_t row, int64_t column) {
+  return static_cast<T*>(p.gradient) + (row - p.first_row) * p.gradient_stride + column;
+}
+
 // The coefficients as the inner loop wants them, once a row.
 struct GradientScales {
   float student = 0, teacher = 0;  // P / sum 2^u, C / sum 2^v
@@ -93,7 +99,8 @@ struct alignas(16) RowWord {
 };
 
 // One column's, the label's or another, by a lane; the strips and `to` begin at `first_column`.
-template <class Kind, class Strip>
+// kAdds: to what is there.
+template <class Kind, bool kAdds = false, class Strip>
 __device__ inline void write_column(const HeadParams& p, const Strip& student, const Strip& teacher,
                                     int column, typename Kind::Element* to, const RowWord& row,
                                     int first_column) {
@@ -102,6 +109,7 @@ __device__ inline void write_column(const HeadParams& p, const Strip& student, c
   float g = gradient_of_column<Kind::kFamily>(p, row.sums, row.c, row.scales, LogRatio(row.sums), x,
                                               t, column);
   if (first_column + column == row.label) g -= row.c.label;
+  if constexpr (kAdds) g += to_float(to[column]);
   to[column] = from_float<typename Kind::Element>(g);
 }
 
@@ -176,8 +184,8 @@ struct Span {
 
 // The same where logits, teacher and gradient have the same shift, 0 unless kShifted: by whole
 // words, each by the warp in whose span it begins. A word that the row shares with another is
-// written column by column.
-template <class Kind, bool kShifted, class Strip>
+// written column by column. kAdds: to what is there, of which two rounds are under way.
+template <class Kind, bool kShifted, bool kAdds = false, class Strip>
 __device__ inline void span_gradient_in_words(const HeadParams& p, const Strip& student,
                                               const Strip& teacher, const Span& span,
                                               typename Kind::Element* to, const RowWord& row,
@@ -187,7 +195,35 @@ __device__ inline void span_gradient_in_words(const HeadParams& p, const Strip& 
   const int ahead = kShifted ? columns_to_word(to) : 0;
   const int end = kShifted ? min(span.columns + ahead, span.left) : span.columns;
   const int whole = kShifted ? max(end - ahead, 0) / kPerWord<T> * kPerWord<T> : end;
+  const auto add = [&]<int kPhase>() {
+    const auto mine = student.words_from(ahead), others = teacher.words_from(ahead);
+    const int label = row.label - span.first_column - ahead;
+    in_groups<2>((whole + kWarpColumns - 1) / kWarpColumns, [&]<int k>(int first) {
+      const auto column_of = [&](int r) {
+        return (first + r) * kWarpColumns + lane * kLaneColumns;
+      };
+      Vector<T> held[k];
+#pragma unroll
+      for (int r = 0; r < k; ++r) held[r] = words_of(to + ahead, column_of(r), whole);
+#pragma unroll
+      for (int r = 0; r < k; ++r) {
+        const int column = column_of(r);
+        float x[8], t[8], g[8], before[8];
+        unpack(mine.load(column), x);
+        if constexpr (Kind::kHasTeacher) unpack(others.load(column), t);
+        gradient_of_columns<Kind::kFamily, kPhase>(p, row.sums, row.c, row.scales, x, t, g);
+        unpack(held[r], before);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          if (column + i == label) g[i] -= row.c.label;
+          g[i] += before[i];
+        }
+        store_whole(to + ahead + column, g, whole - column, lane);
+      }
+    });
+  };
   const auto write = [&]<int kPhase>() {
+    if constexpr (kAdds) return add.template operator()<kPhase>();
     for_each_vector<Kind, Kind::kRounds>(
         student.words_from(ahead), teacher.words_from(ahead), whole, lane,
         [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
@@ -210,11 +246,12 @@ __device__ inline void span_gradient_in_words(const HeadParams& p, const Strip& 
   } else if (kShifted && lane < 2 * kPerWord<T>) {
     const int behind = ahead + whole + lane - kPerWord<T>;
     if (behind < end) column = behind;
-  } else if (lane == 2 * kPerWord<T>) {
+  } else if (!kAdds && lane == 2 * kPerWord<T>) {
     const int label = row.label - span.first_column;
     if (label >= (span.first_column == 0 ? 0 : ahead) && label < end) column = label;
   }
-  if (column >= 0) write_column<Kind>(p, student, teacher, column, to, row, span.first_column);
+  if (column < 0) return;
+  write_column<Kind, kAdds>(p, student, teacher, column, to, row, span.first_column);
 }
 
 // Nothing is added to the row's gradient.

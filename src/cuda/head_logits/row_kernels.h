@@ -15,6 +15,9 @@ const void* streamed_rows_f16(Family family, bool softcap);
 const void* short_rows_f32(Family family, bool softcap);
 const void* short_rows_bf16(Family family, bool softcap);
 const void* short_rows_f16(Family family, bool softcap);
+const void* held_rows_f32(Family family, bool softcap);
+const void* held_rows_bf16(Family family, bool softcap);
+const void* held_rows_f16(Family family, bool softcap);
 
 // `Kernel::of<RowKind<T, family, softcap>>()` for what is known at run time.
 template <class Kernel, class T>
@@ -38,6 +41,17 @@ const void* kernel_of(Family family, bool softcap) {
       return of_family.template operator()<Family::kEntropy>();
   }
   return nullptr;
+}
+
+// The same of the families that have none.
+template <class Kernel, class T>
+const void* kernel_without_teacher(Family family, bool softcap) {
+  const auto of_family = [&]<Family kFamily>() {
+    return softcap ? Kernel::template of<RowKind<T, kFamily, true>>()
+                   : Kernel::template of<RowKind<T, kFamily, false>>();
+  };
+  return family == Family::kEntropy ? of_family.template operator()<Family::kEntropy>()
+                                    : of_family.template operator()<Family::kLabels>();
 }
 
 }  // namespace ullage::lossk::cuda

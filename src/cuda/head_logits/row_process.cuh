@@ -98,6 +98,24 @@ __device__ inline void report_non_finite(const HeadParams& p, int64_t row, const
   if (!finite) report(p, row, Fault::kNonFinite);
 }
 
+// The whole of a row by one lane, but for a top-k teacher's terms.
+template <class Kind>
+__device__ inline RowWord finish_row_alone(const HeadParams& p, int64_t row, const RowInputs& in,
+                                           RowSums sums) {
+  FinishedRow done;
+  done.log_prob = in.label >= 0 ? label_log_prob<Kind>(p, in, sums) : 0.0f;
+  if constexpr (!Kind::kHasTeacher) {
+    if (p.is_shard) done.log_prob = place_in_group(p, row, in, sums, done.log_prob);
+  }
+  done.word.sums = sums;
+  done.word.c = evaluate_terms_alone<Kind::kFamily>(p, row, in, sums, done.log_prob);
+  done.word.scales = gradient_scales<Kind::kFamily>(sums, done.word.c);
+  done.word.label = static_cast<int>(in.label);
+  write_outputs_alone(p, row, report_of(p, row, in, done));
+  report_non_finite<Kind>(p, row, sums);
+  return done.word;
+}
+
 template <class Kind>
 __device__ inline void write_finished_row(const HeadParams& p, int64_t row, const RowInputs& in,
                                           const FinishedRow& done, int lane) {

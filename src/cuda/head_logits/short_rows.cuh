@@ -40,7 +40,7 @@ class ShortRows {
     if (counting >> lane_ & 1) {
       RowInputs in = load_row_vectors(p_, row, label);
       in.label_logit = to_float(label_logit<T>(p_, row, in.label));
-      evaluate(row, in, sums);
+      words_[lane_] = finish_row_alone<Kind>(p_, row, in, sums);
     } else if (mine) {
       for (int t = 0; t < p_.n_terms; ++t) p_.row_losses[t * p_.n_tok + row] = 0;
       write_outputs_alone(p_, row, {});
@@ -116,22 +116,6 @@ class ShortRows {
     __syncwarp();  // every lane has read the sums
   }
 
-  // This lane's row.
-  __device__ void evaluate(int64_t row, const RowInputs& in, RowSums& sums) const {
-    FinishedRow done;
-    done.log_prob = in.label >= 0 ? label_log_prob<Kind>(p_, in, sums) : 0.0f;
-    if constexpr (!Kind::kHasTeacher) {
-      if (p_.is_shard) done.log_prob = place_in_group(p_, row, in, sums, done.log_prob);
-    }
-    done.word.sums = sums;
-    done.word.c = evaluate_terms_alone<kFamily>(p_, row, in, sums, done.log_prob);
-    done.word.scales = gradient_scales<kFamily>(sums, done.word.c);
-    done.word.label = static_cast<int>(in.label);
-    write_outputs_alone(p_, row, report_of(p_, row, in, done));
-    report_non_finite<Kind>(p_, row, sums);
-    words_[lane_] = done.word;
-  }
-
   __device__ void write_gradients(int64_t first, int n, unsigned counting) const {
     T* to = gradient_at<T>(p_, first, 0);
     for_each(first, n, [&](int b, const Strip& student, const Strip& teacher) {
@@ -163,12 +147,7 @@ __global__ void __launch_bounds__(kShortWarps * 32, kShortBlocks)
   const auto run = [&](auto rows) {
     for (int64_t first = start; first < end_row(p); first += step) rows.take(first);
   };
-  const auto in_words = [](const void* data, int64_t stride) {
-    return reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
-           stride % kPerWord<typename Kind::Element> == 0;
-  };
-  if (in_words(p.logits, p.logits_stride) &&
-      (!Kind::kHasTeacher || in_words(p.teacher, p.teacher_stride))) {
+  if (p.in_whole_words) {
     run(ShortRows<Kind, true>(p, words, lane));
   } else {
     run(ShortRows<Kind, false>(p, words, lane));

@@ -37,10 +37,5 @@ __device__ inline void with_columns(const HeadParams& p, int64_t row, int64_t co
     act(StreamedStrip<T, false>{student}, StreamedStrip<T, false>{teacher});
   }
 }
-// Where that gradient goes.
-template <class T>
-__device__ inline T* gradient_at(const HeadParams& p, int64_t row, int64_t column) {
-  return static_cast<T*>(p.gradient) + (row - p.first_row) * p.gradient_stride + column;
-}
 
 }  // namespace ullage::lossk::cuda

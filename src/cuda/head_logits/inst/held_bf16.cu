@@ -1,0 +1,10 @@
+#include "cuda/head_logits/held_rows.cuh"
+#include "cuda/head_logits/row_kernels.h"
+
+namespace ullage::lossk::cuda {
+
+const void* held_rows_bf16(Family family, bool softcap) {
+  return kernel_without_teacher<HeldRowsKernel, __nv_bfloat16>(family, softcap);
+}
+
+}  // namespace ullage::lossk::cuda
