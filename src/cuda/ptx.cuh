@@ -61,6 +61,14 @@ __device__ inline void prefetch_to_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
+// 16 bytes from global to shared memory, both so aligned, on their way until the thread waits for
+// all that it has copied.
+__device__ inline void copy_async(void* shared, const void* global) {
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 #if ULLAGE_SM90
 
 __device__ inline uint32_t cluster_rank() {

@@ -71,9 +71,6 @@ struct RowLayout {
   int64_t shared_bytes = 0;  // a block
 };
 
-// Bytes of the rows that a warp of short rows takes at a time, and goes through twice more: what
-// all warps have mostly fits L1.
-inline constexpr int64_t kShortBytes = 8192;
 // Three rows of a group: one is loaded, one summed, one written.
 inline constexpr int kSlots = 3;
 inline constexpr int kMaxGroups = 4;  // of a block's column warps
@@ -155,6 +152,7 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
     layout.held = can_hold(vocab, element_bytes, work);
     if (layout.held) {
       layout.rows_at_a_time = rows_held(element_bytes, rounds_held(layout.cut));
+      layout.shared_bytes = layout.warps * kHeldBytes;
       return layout;
     }
     layout.rows_at_a_time = static_cast<int>(

@@ -1,6 +1,7 @@
-// head_rows_sm80_short where a row's softmax is all that is summed: a warp reads its rows into
-// registers, once, all of them under way together. It sums them side by side, the last steps of
-// several sums in one; then each row has a lane for its terms; then the warp writes the gradients.
+// head_rows_sm80_short where a row's softmax is all that is summed: a warp holds some rows in
+// registers while the next are on their way to shared memory. It sums them side by side, the last
+// steps of several sums in one; then each row has a lane for its terms; then the warp writes the
+// gradients.
 #pragma once
 
 #include "cuda/head_logits/streamed_strip.cuh"
@@ -59,25 +60,43 @@ class HeldRows {
   static_assert(!Kind::kHasTeacher);
   static_assert(kRows * kStrips * kRounds <= vectors_held(sizeof(T)));
   static constexpr int kLanes = 32 / kRows, kLanesOfStrip = kLanes / kStrips;
+  // Rounds that every strip has, and in full: of several strips the shortest has two and the last,
+  // which alone may be cut short, three; of one that has three or four, three may be cut short.
+  static constexpr int kFullRounds = kStrips > 1 || kRounds == 4 ? 2 : kRounds - 1;
 
  public:
-  // `words`: this warp's, kRows of them, shared.
-  __device__ HeldRows(const HeadParams& p, RowWord* words, int lane)
+  // This warp's, shared: kRows words, and a place for each vector of its lanes.
+  __device__ HeldRows(const HeadParams& p, RowWord* words, uint4* next, int lane)
       : p_(p),
         words_(words),
+        next_(next + lane),
         lane_(lane),
         mine_(lane / kLanes),
         columns_(static_cast<int>(p.vocab)),
         plain_(p.gradient != nullptr && !p.accumulate && is_aligned(p.gradient) &&
-               p.gradient_stride % kPerWord<T> == 0) {}
+               p.gradient_stride % kPerWord<T> == 0) {
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s) {
+      const int first = s * p.cut.n_rounds / kStrips, end = (s + 1) * p.cut.n_rounds / kStrips;
+      column_[s] = first * kWarpColumns + lane * kLaneColumns;
+      left_[s] = min(end * kWarpColumns, columns_) - column_[s];
+    }
+  }
 
   // Rows `first` on, then every `step`-th batch of them.
   __device__ void run(int64_t first, int64_t step) {
-    int64_t label = label_of(first);
+    int64_t label = label_of(first), label_after = label_of(first + step);
+    unsigned counting = counting_of(first, label);
+    ask_for(first, counting);
     for (; first < end_row(p_); first += step) {
-      const int64_t next = label_of(first + step);
-      take(first, label);
-      label = next;
+      const int64_t label_next = label_after;
+      label_after = label_of(first + 2 * step);
+      const unsigned counting_next = counting_of(first + step, label_next);
+      take_over();
+      ask_for(first + step, counting_next);
+      reduce(first, label, counting);
+      label = label_next;
+      counting = counting_next;
     }
   }
 
@@ -91,23 +110,20 @@ class HeldRows {
   }
   static __device__ bool is_in(unsigned rows, int b) { return rows >> (b * kLanes) & 1; }
 
-  __device__ int column_of(int strip, int round) const {
-    return (strip * p_.cut.n_rounds / kStrips + round) * kWarpColumns + lane_ * kLaneColumns;
-  }
-  // Whether the strip has that round, and the row this lane's columns of it.
-  __device__ bool is_in_strip(int strip, int round) const {
-    return kStrips == 1 ||
-           strip * p_.cut.n_rounds / kStrips + round < (strip + 1) * p_.cut.n_rounds / kStrips;
-  }
+  // Whether a strip has that round, and the row this lane's columns of it.
   __device__ bool has(int strip, int round) const {
-    return is_in_strip(strip, round) && column_of(strip, round) < columns_;
+    return round < kFullRounds || round * kWarpColumns < left_[strip];
   }
 
-  __device__ void take(int64_t first, int64_t label) {
+  // A bit for the first lane of each row that counts.
+  __device__ unsigned counting_of(int64_t first, int64_t label) const {
+    return __ballot_sync(~0u, evaluates(first) && row_counts(p_, first + mine_, label));
+  }
+
+  __device__ void reduce(int64_t first, int64_t label, unsigned counting) {
     const int64_t row = first + mine_;
     const bool evaluates_one = evaluates(first);
-    const unsigned counting = __ballot_sync(~0u, evaluates_one && row_counts(p_, row, label));
-    load(first, counting);
+    if (counting == 0) return clear(first, row, evaluates_one);
     RowInputs in;
     T label_logit{};
     if (counting >> lane_ & 1) {
@@ -123,8 +139,7 @@ class HeldRows {
       words_[mine_] = word;
       of_label = label_gradient(in, word);
     } else if (evaluates_one) {
-      for (int t = 0; t < p_.n_terms; ++t) p_.row_losses[t * p_.n_tok + row] = 0;
-      write_outputs_alone(p_, row, {});
+      clear_outputs(row);
     }
     __syncwarp();
     keep_as_stored();
@@ -138,21 +153,60 @@ class HeldRows {
     __syncwarp();  // every lane has read the words
   }
 
-  // What a row lacks is -inf, and a row that does not count lacks all.
-  __device__ void load(int64_t first, unsigned counting) {
+  __device__ void clear_outputs(int64_t row) const {
+    for (int t = 0; t < p_.n_terms; ++t) p_.row_losses[t * p_.n_tok + row] = 0;
+    write_outputs_alone(p_, row, {});
+  }
+  // Rows of which none counts.
+  __device__ void clear(int64_t first, int64_t row, bool evaluates_one) const {
+    ullage::cuda::ptx::wait_for_previous_kernel();
+    if (evaluates_one) clear_outputs(row);
+    T* to = gradient_at<T>(p_, first, 0);
+    for (int b = 0; b < kRows && first + b < end_row(p_); ++b, to += p_.gradient_stride) {
+      clear_gradient(p_, to, columns_, lane_);
+    }
+  }
+
+  // The rows that count on their way to this lane's places.
+  __device__ void ask_for(int64_t first, unsigned counting) const {
     const T* from = static_cast<const T*>(p_.logits) + (first - p_.first_row) * p_.logits_stride;
 #pragma unroll
-    for (int b = 0; b < kRows; ++b) {
+    for (int b = 0; b < kRows; ++b, from += p_.logits_stride) {
+      if (!is_in(counting, b)) continue;
+      for_each_vector([&](int s, int r, int i) {
+        const T* const at = from + column_[s] + r * kWarpColumns;
 #pragma unroll
-      for (int s = 0; s < kStrips; ++s) {
-#pragma unroll
-        for (int r = 0; r < kRounds; ++r) {
-          Vector<T>& v = held_[b][s][r];
-          fill_with_minus_infinity(v);
-          if (is_in(counting, b) && has(s, r)) v = load_vector(from + column_of(s, r), 8, true);
+        for (int w = 0; w < kWordsOf<T>; ++w) {
+          if (has(s, r)) ullage::cuda::ptx::copy_async(place(b, i, w), at + w * kPerWord<T>);
         }
-      }
-      from += p_.logits_stride;
+      });
+    }
+  }
+  // What has come, in registers. What a row lacks is -inf; rows that do not count have anything.
+  __device__ void take_over() {
+    ullage::cuda::ptx::wait_for_copies();
+#pragma unroll
+    for (int b = 0; b < kRows; ++b) {
+      for_each_vector([&](int s, int r, int i) {
+        Vector<T>& v = held_[b][s][r];
+        if (r >= kFullRounds) fill_with_minus_infinity(v);
+#pragma unroll
+        for (int w = 0; w < kWordsOf<T>; ++w) {
+          if (has(s, r)) v.words[w] = *place(b, i, w);
+        }
+      });
+    }
+    keep_as_stored();  // before the next are asked for
+  }
+  __device__ uint4* place(int b, int i, int w) const {
+    return next_ + ((b * kStrips * kRounds + i) * kWordsOf<T> + w) * 32;
+  }
+  template <class Act>
+  static __device__ void for_each_vector(const Act& act) {
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+      for (int r = 0; r < kRounds; ++r) act(s, r, s * kRounds + r);
     }
   }
   static __device__ void fill_with_minus_infinity(Vector<T>& v) {
@@ -162,8 +216,8 @@ class HeldRows {
     for (int w = 0; w < kWordsOf<T>; ++w) v.words[w] = make_uint4(part, part, part, part);
   }
 
-  // So that the compiler does not keep what it unpacked for the sums, twice as many registers, for
-  // the gradient.
+  // So that the compiler has read all of it, and does not keep what it unpacked for the sums, twice
+  // as many registers, for the gradient.
   __device__ void keep_as_stored() {
 #pragma unroll
     for (int i = 0; i < kRows * kStrips * kRounds * kWordsOf<T>; ++i) {
@@ -245,26 +299,28 @@ class HeldRows {
       for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
         for (int r = 0; r < kRounds; ++r) {
-          if (!is_in_strip(s, r)) continue;
-          const int column = column_of(s, r);
           float x[8], g[8];
-          unpack_logits<Kind>(p_, held_[b][s][r], column < columns_ ? kLaneColumns : 0, x);
+          unpack_logits<Kind>(p_, held_[b][s][r], has(s, r) ? kLaneColumns : 0, x);
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
             g[i] = gradient_of(scale, reference, x[i]);
             if constexpr (Kind::kSoftcap) g[i] *= softcap_slope(x[i]);
           }
-          store_whole(to + column, g, columns_ - column, lane_);
+          const int left = r < kFullRounds ? kWarpColumns : left_[s] - r * kWarpColumns;
+          store_whole(to + column_[s] + r * kWarpColumns, g, left, lane_);
         }
       }
     }
   }
   const HeadParams& p_;
   RowWord* words_;
+  uint4* next_;  // this lane's first place
   int lane_;
   int mine_;  // of the batch's rows, this lane's
   int columns_;
-  bool plain_;  // the gradient is written in whole words, and nothing is added to it
+  int column_[kStrips];  // a strip's first of this lane
+  int left_[kStrips];    // from there to the strip's or the row's end
+  bool plain_;           // the gradient is written in whole words, and nothing is added to it
   Vector<T> held_[kRows][kStrips][kRounds];
 };
 
@@ -272,15 +328,17 @@ template <class Kind>
 __global__ void __launch_bounds__(kShortWarps * 32, kHeldBlocks)
     held_rows(const __grid_constant__ HeadParams p) {
   using T = typename Kind::Element;
-  // Of every warp's rows; no constructor runs.
-  __shared__ alignas(RowWord) std::byte word_bytes[kShortWarps * kRowsOfWarp * sizeof(RowWord)];
+  extern __shared__ __align__(16) std::byte held_shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  RowWord* const words = reinterpret_cast<RowWord*>(word_bytes) + warp * kRowsOfWarp;
+  std::byte* const mine = held_shared + warp * kHeldBytes;
+  uint4* const next = reinterpret_cast<uint4*>(mine);
+  RowWord* const words = reinterpret_cast<RowWord*>(mine + kShortBytes);
+  static_assert(sizeof(RowWord) <= kRowWordBytes);
   const auto run = [&]<int kStrips, int kRounds>() {
     constexpr int kRows = kRowsHeld<T, kStrips * kRounds>;
     if constexpr (kRows > 0) {
       const int64_t at = (int64_t{blockIdx.x} * kShortWarps + warp) * kRows;
-      HeldRows<Kind, kRows, kStrips, kRounds>(p, words, lane)
+      HeldRows<Kind, kRows, kStrips, kRounds>(p, words, next, lane)
           .run(p.first_row + at, int64_t{gridDim.x} * kShortWarps * kRows);
     }
   };

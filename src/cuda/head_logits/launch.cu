@@ -113,11 +113,11 @@ Status start_plain_rows(const HeadParams& params, const RowLaunch& launch, bool 
                        : layout.held                      ? kHeldBlocks
                                                           : kShortBlocks;
   int64_t groups = int64_t{launch.n_multiprocessors} * resident;
+  ULLAGE_RETURN_IF_CUDA_FAILS(
+      "cudaFuncSetAttribute",
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(layout.shared_bytes)));
   if (layout.kernel == RowKernel::kCluster) {
-    ULLAGE_RETURN_IF_CUDA_FAILS(
-        "cudaFuncSetAttribute",
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(layout.shared_bytes)));
     ULLAGE_RETURN_IF_CUDA_FAILS(
         "cudaFuncSetAttribute",
         cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));

@@ -32,7 +32,6 @@ inline constexpr int kResidentWarps = 32;
 // Short rows: warps of a block, blocks of a multiprocessor, rows that a warp takes at a time at
 // most.
 inline constexpr int kShortWarps = 8, kShortBlocks = 3, kRowsOfWarp = 16;
-inline constexpr int64_t kRowWordBytes = 112;   // what the terms' warps tell the others (RowWord)
 inline constexpr int64_t kTopKSumsBytes = 256;  // of the gather of top-k ids, at most
 struct RowCut {
   int n_rounds = 0;  // the last may be short
@@ -41,10 +40,18 @@ struct RowCut {
   int strips_per_section = 1;  // a power of two
 };
 
+inline constexpr int64_t kRowWordBytes = 112;  // what the terms' warps tell the others (RowWord)
+// Bytes of the rows that a warp of short rows takes at a time: what all warps go through twice more
+// mostly fits L1, and a lane's part its registers.
+inline constexpr int64_t kShortBytes = 8192;
 // Short rows in registers: blocks of a multiprocessor, vectors that a lane holds, and so the rows
 // that a warp takes at a time: of one strip, or of several of up to kRoundsOfStrip.
 inline constexpr int kHeldBlocks = 2, kRoundsOfStrip = 4;
-constexpr int vectors_held(int64_t element_bytes) { return static_cast<int>(32 / element_bytes); }
+constexpr int vectors_held(int64_t element_bytes) {
+  return static_cast<int>(kShortBytes / (kWarpColumns * element_bytes));
+}
+// Shared memory of a warp: the next rows, and the words of its own.
+inline constexpr int64_t kHeldBytes = kShortBytes + kRowsOfWarp * kRowWordBytes;
 constexpr int rounds_held(const RowCut& cut) {
   return cut.n_strips == 1 ? cut.n_rounds : cut.n_strips * kRoundsOfStrip;
 }
@@ -181,12 +188,12 @@ struct HeadParams {
   // Of a cluster's block: warps that share a row, groups of them that take rows in turn, tables of
   // exchanged sums, places for rows' ids; all but the first powers of two.
   int row_warps = 0, groups = 1, tables = 2, ids = 0;
-  int terms_warps = 0;          // that take rows in turn
-  int rows_at_a_time = 1;       // that a cluster, or a warp of short rows, takes
-  int slots = 0;                // rows that a block of a cluster holds
-  int slot_bytes = 0;           // the teacher's columns included
-  int matrix_bytes = 0;         // of one of them
-  int table_bytes = 0;          // exchanged sums
+  int terms_warps = 0;     // that take rows in turn
+  int rows_at_a_time = 1;  // that a cluster, or a warp of short rows, takes
+  int slots = 0;           // rows that a block of a cluster holds
+  int slot_bytes = 0;      // the teacher's columns included
+  int matrix_bytes = 0;    // of one of them
+  int table_bytes = 0;     // exchanged sums
   // Every row of logits and teacher begins a 16-byte word and, in a cluster, ends one.
   bool in_whole_words = false;
 

@@ -15,18 +15,29 @@ template <int kAhead, class Load, class Use>
 __device__ inline void for_each_row(int64_t n, int part, int parts, const Load& load,
                                     const Use& use) {
   const int64_t step = int64_t{parts} * blockDim.x;
-  for (int64_t first = int64_t{part} * blockDim.x + threadIdx.x; first < n;
-       first += kAhead * step) {
-    decltype(load(first)) ahead[kAhead];
+  int64_t row = int64_t{part} * blockDim.x + threadIdx.x;
+  for (; row + (kAhead - 1) * step < n; row += kAhead * step) {
+    decltype(load(row)) ahead[kAhead];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (first + k * step < n) ahead[k] = load(first + k * step);
-    }
+    for (int k = 0; k < kAhead; ++k) ahead[k] = load(row + k * step);
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (first + k * step < n) use(first + k * step, ahead[k]);
-    }
+    for (int k = 0; k < kAhead; ++k) use(row + k * step, ahead[k]);
   }
+#pragma unroll 1
+  for (; row < n; row += step) use(row, load(row));
+}
+
+// The same with an index of each row.
+template <int kAhead, class Use>
+__device__ inline void for_each_index(const RowIndices& v, int64_t n, int part, int parts,
+                                      const Use& use) {
+  const auto walk = [&]<class Index>(const Index* data) {
+    for_each_row<kAhead>(
+        n, part, parts, [&](int64_t row) { return data[row * v.stride]; },
+        [&](int64_t row, Index index) { use(row, static_cast<int64_t>(index)); });
+  };
+  v.id_bytes == 8 ? walk(static_cast<const long long*>(v.data))
+                  : walk(static_cast<const int*>(v.data));
 }
 
 // All blocks of a launch of one cluster, or of one block, meet.
@@ -65,36 +76,37 @@ __global__ void __launch_bounds__(kScalarThreads) census(const __grid_constant__
   for (int64_t s = thread; s < p.n_segments; s += gridDim.x * blockDim.x) p.segment_tokens[s] = 0;
   blocks_sync();
 
-  const bool has_labels = p.labels.data != nullptr, has_segments = p.segments.data != nullptr;
-  struct Marks {
-    uint64_t label_bits, segment_bits;
-    bool masked;
-  };
-  const auto marks_of = [&](int64_t row) -> Marks {
-    return {has_labels ? index_bits_at(p.labels, row) : ~uint64_t{0},
-            has_segments ? index_bits_at(p.segments, row) : ~uint64_t{0},
-            p.mask != nullptr && p.mask[row] != 0};
-  };
+  const bool has_labels = p.labels.data != nullptr;
+  const bool weighs = has_labels && p.class_weights.data != nullptr;
   for (int part = blockIdx.x; part < p.parts; part += gridDim.x) {
     int n_labelled = 0, n_masked = 0;
     double label_weights = 0;
-    for_each_row<8>(p.n_tok, part, p.parts, marks_of, [&](int64_t row, const Marks& marks) {
-      if (marks.masked) ++n_masked;
-      const int64_t label = as_index(p.labels, marks.label_bits);
-      if (has_labels && !is_label(p, label)) {
-        if (label >= 0) report(p, row, Fault::kLabel);
-        return;
-      }
-      ++n_labelled;
-      if (has_labels) label_weights += float_at(p.class_weights, column_of_label(p, label), 1);
-      if (!has_segments) return;
-      const int64_t segment = as_segment(p, marks.segment_bits);
-      if (segment < 0) {
-        report(p, row, Fault::kSegment);
-      } else {
-        atomicAdd(&p.segment_tokens[segment], 1);
-      }
-    });
+    if (has_labels) {
+      for_each_index<8>(p.labels, p.n_tok, part, p.parts, [&](int64_t row, int64_t label) {
+        if (is_label(p, label)) {
+          ++n_labelled;
+          if (weighs) label_weights += float_at(p.class_weights, column_of_label(p, label), 1);
+        } else if (label >= 0) {
+          report(p, row, Fault::kLabel);
+        }
+      });
+    }
+    if (p.mask != nullptr) {
+      for_each_row<8>(
+          p.n_tok, part, p.parts, [&](int64_t row) { return p.mask[row]; },
+          [&](int64_t, uint8_t mark) { n_masked += mark != 0; });
+    }
+    if (p.segments.data != nullptr) {
+      for_each_index<8>(p.segments, p.n_tok, part, p.parts, [&](int64_t row, int64_t segment) {
+        if (has_labels && !has_label(p, row)) return;
+        if (segment < 0 || segment >= p.n_segments) {
+          report(p, row, Fault::kSegment);
+        } else {
+          atomicAdd(&p.segment_tokens[segment], 1);
+        }
+      });
+    }
+    if (!weighs) label_weights = n_labelled;
     const Census::Part sums{block_sum(n_labelled, scratch), block_sum(n_masked, scratch),
                             block_sum(label_weights, scratch)};
     if (threadIdx.x == 0) census.parts[part] = sums;
@@ -108,6 +120,7 @@ __global__ void __launch_bounds__(kScalarThreads) census(const __grid_constant__
     n_masked += sums.n_masked;
     label_weights += sums.label_weights;
   }
+  if (!has_labels) n_labelled = static_cast<double>(p.n_tok);
 
   double all_class_weights = p.smoothed_columns;
   if (p.wants_smoothing && p.class_weights.data != nullptr) {
