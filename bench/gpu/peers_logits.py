@@ -35,7 +35,7 @@ import torch.nn.functional as F  # noqa: E402
 from record import save, started, timed  # noqa: E402
 from ullage.torch import check, cross_entropy, distillation  # noqa: E402
 
-SHAPES = [(8192, 151936), (16384, 32768), (65536, 8192), (262144, 1000)]
+SHAPES = [(8192, 151936), (16384, 32768), (65536, 8192), (262144, 1000), (262144, 256)]
 ROUNDS = 7
 DEVICE = "cuda"
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of logits, and of targets or a teacher's logits

@@ -337,7 +337,7 @@ TEST_F(CudaChunkedHead, TheSameBitsForEveryChunkRunAndGraph) {
   };
   for (const Size& size : {Size{1100, 128, 1503}, Size{300, 576, 8003}, Size{300, 100, 257}}) {
     for (const DType dtype : kTypes) {
-      for (const size_t m : {1u, 2u}) {
+      for (const size_t m : {1u, 2u, 6u}) {
         RandomHead head = draw(rng, {}, size.n, size.d, size.v, dtype);
         head.config.terms = mix(kMixes[m]);
         // Near the log-probabilities themselves: e^(reference - lp) stays in f16's range.
@@ -402,13 +402,20 @@ TEST_F(CudaChunkedHead, TheSameBitsInEveryBatch) {
   }
 }
 
+// Nor where a sequence's slopes are waited for, with all logits kept or made again.
 TEST_F(CudaChunkedHead, IgnoredRowsAreNeverHeard) {
-  for (const DType dtype : kTypes) {
-    RandomHead head = draw(rng, mix({"ce", "z"}), 100, 64, 700, dtype);
+  const struct {
+    std::vector<std::string> names;
+    int64_t chunk;
+  } cases[] = {{{"ce", "z"}, 40}, {{"ce", "gspo_0"}, 40}, {{"ce", "gspo_0"}, 0}};
+  for (int c = 0; c < 9; ++c) {
+    const DType dtype = kTypes[c % 3];
+    const auto& [names, chunk] = cases[c / 3];
+    RandomHead head = draw(rng, mix(names), 100, 64, 700, dtype);
     head.config.terms.push_back({.name = "kd", .kind = LossKind::kDistillation, .teacher = 1});
     with_bias_and_adapter(head);
     HeadInputs& in = head.inputs;
-    const LinearOptions options = {.dtype = dtype, .chunk = 40};
+    const LinearOptions options = {.dtype = dtype, .chunk = chunk};
     const LinearResult clean = run_linear(head.config, in, options);
     for (int64_t i = 0; i < 100; ++i) {
       if (in.labels[i] >= 0) continue;

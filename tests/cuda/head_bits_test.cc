@@ -238,6 +238,43 @@ TEST_F(CudaHeadBits, ShortRowsAreThoseOfTheOtherKernels) {
   }
 }
 
+// Few rows, some ignored, of each kind that registers hold, and of gradients that a cluster adds to
+// what is there: what the sanitizer can go through.
+TEST_F(CudaHeadBits, RowsHeldInRegistersAndGradientsAddedTo) {
+  const struct {
+    DType dtype;
+    int64_t vocab;
+    const char* kernel;
+  } cases[] = {{DType::kBF16, 8, "head_rows_sm80_short"},
+               {DType::kBF16, 248, "head_rows_sm80_short"},
+               {DType::kBF16, 400, "head_rows_sm80_short"},
+               {DType::kF32, 1000, "head_rows_sm80_short"},
+               {DType::kF32, 1544, "head_rows_sm80_short"},
+               {DType::kBF16, 2000, "head_rows_sm80_short"},
+               {DType::kF16, 4088, "head_rows_sm80_short"},
+               {DType::kBF16, 4104, "head_rows_sm90_cluster"},
+               {DType::kBF16, 4101, "head_rows_sm90_cluster"},
+               {DType::kF32, 4101, "head_rows_sm90_cluster"}};
+  for (const auto& [dtype, vocab, kernel] : cases) {
+    RandomHead head = draw({"ce", "z"}, rng, 37, vocab, dtype);
+    for (int64_t r = 0; r < 37; r += 3) head.inputs.labels[r] = -100;
+    for (const bool added : {false, true}) {
+      // Short rows of several strips are chosen, and not forced, for they are not for all.
+      const bool chosen = kernel == std::string("head_rows_sm80_short");
+      DeviceOptions options = {.dtype = dtype, .kernel = chosen ? "" : kernel, .in_place = !added};
+      options.accumulate = added;
+      options.row_outputs = false;
+      const DeviceResult result = run_on_device(head.config, head.inputs, options);
+      EXPECT_EQ(result.kernel, kernel) << vocab;
+      EXPECT_TRUE(result.padding_untouched) << vocab;
+      options.kernel = "head_rows_sm80_streamed";
+      expect_same(run_on_device(head.config, head.inputs, options), result,
+                  std::string(name_of(dtype)) + " " + std::to_string(vocab) +
+                      (added ? " added" : " in place"));
+    }
+  }
+}
+
 // Rows of whose 16-byte words others have a part: their own words, their neighbours' and those that
 // lie across the ends of strips, of warps and of blocks. What leaks from a neighbour shows, for
 // rows are high and low in turn and have spikes beside every end.

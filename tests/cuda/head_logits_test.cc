@@ -261,9 +261,13 @@ TEST_F(CudaHead, EntropyInTheFirstPass) {
 }
 
 TEST_F(CudaHead, PolicyMetrics) {
-  for (const bool argmax : {true, false}) {
+  // Each case twice: of the head's softmax, and of one of each term's own.
+  for (const bool scaled : {false, true}) {
     for (const char* kernel : kKernels) {
-      const RandomHead head = draw(mix({"grpo_0", "gspo_0"}), rng, 12, 1003, DType::kF32);
+      const bool argmax = below(rng, 2) == 0;
+      std::vector<LossTerm> terms = mix({"grpo_0", "gspo_0"});
+      if (scaled) terms[0].logits_scale = 1.2, terms[1].logits_scale = 0.9;
+      const RandomHead head = draw(terms, rng, 12, 1003, DType::kF32);
       const DeviceResult actual = run_on_device(
           head.config, head.inputs, {.dtype = DType::kF32, .kernel = kernel, .argmax = argmax});
       const HeadResult expected = reference::head_losses(head.config, head.inputs);
@@ -284,6 +288,27 @@ TEST_F(CudaHead, PolicyMetrics) {
         EXPECT_EQ(a.min_advantage, e.min_advantage);
         EXPECT_EQ(a.n_tokens, e.n_tokens);
         EXPECT_EQ(a.n_segments, e.n_segments);
+      }
+    }
+  }
+}
+
+// Sequences wait for the labels' log-probabilities of their own softmax, in a pass that is not the
+// first.
+TEST_F(CudaHead, PoliciesOfTheirOwnSoftmax) {
+  std::vector<LossTerm> terms = mix({"ce", "grpo_1", "gspo_0", "dpo"});
+  terms[1].logits_scale = 0.9;
+  terms[2].logits_scale = 1.1;
+  terms[3].logits_scale = 0.8;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t vocab : {304, 5003}) {
+      for (const bool gradient : {true, false}) {
+        const RandomHead head = draw(terms, rng, 11, vocab, dtype);
+        for (const char* kernel : {kKernels[0], kKernels[1], ""}) {
+          expect_oracle(head, {.dtype = dtype, .kernel = kernel, .gradient = gradient},
+                        std::string(name_of(dtype)) + " " + std::to_string(vocab) + " " + kernel);
+          if (HasFailure()) return;
+        }
       }
     }
   }

@@ -103,11 +103,19 @@ TEST(CudaHeadPlan, TakesSeveralRowsOfOneStripAtATime) {
     EXPECT_EQ(layout->rows_at_a_time, each.rows) << each.vocab;
     EXPECT_EQ(layout->held, each.held) << each.vocab;
   }
-  for (const auto& [vocab, dtype] : {std::pair{int64_t{4104}, kBF16}, {2056, kF32}}) {
+  const struct {
+    Family family;
+    DType dtype;
+    int64_t vocab;
+  } longer_cases[] = {{Family::kLabels, kBF16, 4104},
+                      {Family::kLabels, kF32, 2056},
+                      {Family::kLabels, kBF16, 2047},
+                      {Family::kEntropy, kBF16, 1032}};
+  for (const auto& each : longer_cases) {
     std::vector<Rejection> rejections;
-    const auto layout = cuda::choose_row_layout(vocab, dtype, {.family = Family::kLabels},
+    const auto layout = cuda::choose_row_layout(each.vocab, each.dtype, {.family = each.family},
                                                 CudaDevice{}, "", {}, rejections);
-    EXPECT_EQ(layout->kernel, cuda::RowKernel::kCluster) << vocab;
+    EXPECT_EQ(layout->kernel, cuda::RowKernel::kCluster) << each.vocab;
   }
 }
 
@@ -340,7 +348,7 @@ TEST(CudaHeadPlan, TwoRowsInASmallerCluster) {
 
 // What is forced is forced for all that a run may ask for, aligned or not.
 TEST(CudaHeadPlan, NothingFallsBackFromAForcedKernel) {
-  for (const int64_t vocab : {3, 100, 1000, 1024, 5000}) {
+  for (const int64_t vocab : {3, 100, 1000, 1024, 2048, 5000}) {
     std::vector<float> rows(8);
     Inputs inputs;
     std::vector<int64_t> ids(8);

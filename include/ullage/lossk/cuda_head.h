@@ -53,13 +53,13 @@ class ULLAGE_API CudaHeadPlan {
   const std::vector<Booking>& bookings() const;  // of the workspace; they add up to it
   int64_t workspace_bytes() const;
   // Kernels that a run with every output puts on the stream. Where no term takes the head's own
-  // softmax, a run without outputs of rows has one fewer.
+  // softmax, a run without outputs of rows' softmax (lse to correct) has one fewer.
   int launches() const;
   const std::vector<Rejection>& rejections() const;
 
   // Puts the whole computation on `stream` and returns; capturable in a CUDA graph. `workspace`:
   // device memory, workspace_bytes() or more, 256-byte aligned; `outputs.d_logits` may be the
-  // logits, unless the terms take more than one pass (683). Errors: 582, 585, 683, 695, 696 for
+  // logits, unless several passes leave a part of it (683). Errors: 582, 585, 683, 695, 696 for
   // inputs that do not match the plan, 621 to 623 of the device, naming the launch.
   Status run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
              std::span<std::byte> workspace) const;

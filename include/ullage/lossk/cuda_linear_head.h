@@ -13,10 +13,11 @@
 //   the label's column is added apart in float32.
 // linear_head_sm80_chunked_products: everything that the row kernels of cuda_head.h take, in bf16,
 //   f16 and f32, on sm_80 and newer, also with a bias, an adapter, or a teacher given by its hidden
-//   states. Per chunk the logits by cuBLASLt in the input's type, those row kernels in place, and
-//   the gradients by cuBLASLt from the logit gradient, summed in float32. f32 products are
-//   "pedantic": float32 throughout, no TF32. An f16 logit gradient is held times a power of two,
-//   so that a mean over many rows stays in range. cuBLASLt is loaded when it is first needed.
+//   states. Per chunk the logits by cuBLASLt in the input's type, those row kernels (in place
+//   where one pass leaves all of the gradient), and the gradients by cuBLASLt from the logit
+//   gradient, summed in float32. f32 products are "pedantic": float32 throughout, no TF32. An f16
+//   logit gradient is held times a power of two, so that a mean over many rows stays in range.
+//   cuBLASLt is loaded when it is first needed.
 //
 // The terms, inputs and outputs are those of head.h; here every pointer in `Inputs` and `Outputs`
 // is device memory, and vectors are f32 (ids: 4 or 8 bytes).
@@ -91,7 +92,9 @@ class ULLAGE_API CudaLinearHeadPlan {
   int64_t workspace_bytes() const;
   int64_t materialized_bytes() const;  // what [n_tok][vocab] logits in the input's type would take
   double operations() const;           // floating-point operations of the products
-  int launches() const;                // kernels one run puts on the stream
+  // Kernels that a run with every output puts on the stream. Where no term takes the head's own
+  // softmax, a run without outputs of rows has one fewer for each chunk.
+  int launches() const;
   const std::vector<Rejection>& rejections() const;
 
   // What the first run on a device does before it launches: loads cuBLASLt and chooses the

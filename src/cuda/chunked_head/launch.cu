@@ -72,8 +72,11 @@ class Chunks {
     const bool again = layout_.gradients() || !sequences;
     for (int64_t first = 0; first < layout_.n_tok && again; first += layout_.chunk) {
       take_chunk(first);
-      const bool kept = sequences && layout_.n_chunks == 1;
-      if (!kept) ULLAGE_RETURN_IF_REFUSED(make_logits());
+      if (const bool kept = sequences && layout_.n_chunks == 1; !kept) {
+        ULLAGE_RETURN_IF_REFUSED(make_logits());
+      } else if (layout_.copies_hidden()) {
+        hidden_ = copied_hidden();
+      }
       ULLAGE_RETURN_IF_REFUSED(reduce_chunk());
       ULLAGE_RETURN_IF_REFUSED(add_gradients());
     }
@@ -139,6 +142,7 @@ class Chunks {
                     {p_.teacher_logits, layout_.logits_stride});
   }
 
+  Operand copied_hidden() const { return {p_.hidden_rows, layout_.d_model}; }
   Status copy_hidden() {
     const auto copy = [&]<class T>(T*) -> Status {
       chunked_hidden_rows<<<static_cast<unsigned>(rows_.n_rows), kThreads, 0, stream_>>>(
@@ -147,7 +151,7 @@ class Chunks {
       ULLAGE_RETURN_IF_CUDA_FAILS("chunked_head hidden rows", cudaGetLastError());
       return kCudaOk;
     };
-    hidden_ = {p_.hidden_rows, layout_.d_model};
+    hidden_ = copied_hidden();
     return size_of(layout_.dtype) == 2 ? copy(static_cast<uint16_t*>(nullptr))
                                        : copy(static_cast<float*>(nullptr));
   }

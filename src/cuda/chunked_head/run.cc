@@ -111,8 +111,13 @@ Status take_gradients(const ChunkedProducts& state, const Outputs& outputs, Chun
 
 }  // namespace
 
-Status ChunkedProducts::run(CUstream_st* stream, const Inputs& inputs, const Outputs& outputs,
+Status ChunkedProducts::run(CUstream_st* stream, const Inputs& given, const Outputs& outputs,
                             std::byte* workspace) const {
+  Inputs inputs = given;
+  // Logits beside hidden states are not looked at, here or on the CPU.
+  if (teacher >= 0 && static_cast<size_t>(teacher) < inputs.teachers.size()) {
+    inputs.teachers[static_cast<size_t>(teacher)].logits = {};
+  }
   ULLAGE_RETURN_IF_REFUSED(check_row_inputs(shape, config, request, inputs, outputs));
   ChunkedParams p;
   p.layout = layout;

@@ -104,6 +104,7 @@ constexpr bool can_hold(int64_t vocab, int64_t element_bytes, const RowWork& wor
   const RowCut cut = cut_of(vocab, element_bytes, work.family);
   return !has_teacher(work.family) && n_extras(work.family, work.extras) == 0 && !work.top_k &&
          work.aligned && vocab > 0 && vocab % kLaneColumns == 0 &&
+         cut.n_strips <= most_strips_held(work.family) &&
          rounds_held(cut) <= vectors_held(element_bytes);
 }
 
@@ -151,6 +152,7 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
     layout.in_whole_words = work.aligned;
     layout.held = can_hold(vocab, element_bytes, work);
     if (layout.held) {
+      layout.warps = kHeldWarps;
       layout.rows_at_a_time = rows_held(element_bytes, rounds_held(layout.cut));
       layout.shared_bytes = layout.warps * kHeldBytes;
       return layout;
@@ -240,14 +242,12 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const Row
   const int n_strips = cut_of(vocab, size_of(dtype), family).n_strips;
   const bool held = can_hold(vocab, size_of(dtype), work);
   const bool is_short = (n_strips == 1 && !work.top_k) || held;
-  if (forced == short_name && !is_short) {
-    return Status(
-        kHeadUnknownKernel,
-        short_name + ": " +
-            (work.top_k ? "a top-k teacher's ids are gathered for whole rows"
-                        : "a row of " + describe(vocab) + " columns has " + describe(n_strips) +
-                              " strips; accepted: 1, or what a warp's registers hold of "
-                              "a softmax without a teacher"));
+  if (forced == short_name && (n_strips > 1 || work.top_k)) {
+    return Status(kHeadUnknownKernel,
+                  short_name + ": " +
+                      (work.top_k ? "a top-k teacher's ids are gathered for whole rows"
+                                  : "a row of " + describe(vocab) + " columns has " +
+                                        describe(n_strips) + " strips; accepted: 1"));
   }
   const auto otherwise = [&] {
     const bool takes_short = is_short && forced != streamed_name;

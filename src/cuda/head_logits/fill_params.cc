@@ -138,11 +138,13 @@ void fill_pass(const HeadConfig& config, std::span<const Pass> passes, size_t wh
   p.wants_smoothing = smooths || (p.wants_smoothing && p.distance.data != nullptr);
   p.wants_entropy = (measures || p.entropy.data != nullptr) && p.group_entropy.data == nullptr;
   p.wants_argmax = p.argmax != nullptr || p.correct != nullptr;
-  if (pass.teacher < 0) return;
-  if (config.teachers[static_cast<size_t>(pass.teacher)].kind == TeacherKind::kTopK) {
+  const bool top_k = pass.teacher >= 0 &&
+                     config.teachers[static_cast<size_t>(pass.teacher)].kind == TeacherKind::kTopK;
+  if (top_k) {
     fill_top_k(config, pass, inputs, p);
   } else {
-    fill_dense_teacher(config, pass, inputs, p);
+    p.row_words = nullptr;
+    if (pass.teacher >= 0) fill_dense_teacher(config, pass, inputs, p);
   }
 }
 

@@ -1,7 +1,7 @@
-// head_rows_sm80_short where a row's softmax is all that is summed: a warp holds some rows in
-// registers while the next are on their way to shared memory. It sums them side by side, the last
-// steps of several sums in one; then each row has a lane for its terms; then the warp writes the
-// gradients.
+// head_rows_sm80_short where all that is summed is a row's softmax, its entropy perhaps: a warp
+// holds some rows in registers while the next are on their way to shared memory. It sums them side
+// by side, the last steps of several sums in one; then each row has a lane for its terms; then the
+// warp writes the gradients.
 #pragma once
 
 #include "cuda/head_logits/streamed_strip.cuh"
@@ -10,26 +10,29 @@ namespace ullage::lossk::cuda {
 
 template <class T, int kVectors>
 inline constexpr int kRowsHeld = rows_held(sizeof(T), kVectors);
+template <Family kFamily>
+inline constexpr int kMostStripsHeld = most_strips_held(kFamily);
 
 // n sums over the warp in fewer shuffles, each in the order of warp_sum: a step that halves the
 // lanes of a value halves the values of a lane. The i-th is in lanes i * 32 / n on.
-template <int n>
-__device__ inline float spread_sum(float (&x)[n], int lane) {
+template <int n, int kStep = 16>
+__device__ inline float spread_sum(const float (&x)[n], int lane) {
   static_assert(n <= 16 && (n & (n - 1)) == 0);
+  if constexpr (n > 1) {
+    const bool upper = lane & kStep;
+    float half[n / 2];
 #pragma unroll
-  for (int left = n / 2, step = 16; step > 0; left /= 2, step /= 2) {
-    if (left == 0) {
-      x[0] += __shfl_xor_sync(~0u, x[0], step);
-      continue;
+    for (int i = 0; i < n / 2; ++i) {
+      const float keep = upper ? x[i + n / 2] : x[i], give = upper ? x[i] : x[i + n / 2];
+      half[i] = keep + __shfl_xor_sync(~0u, give, kStep);
     }
-    const bool upper = lane & step;
+    return spread_sum<n / 2, kStep / 2>(half, lane);
+  } else {
+    float sum = x[0];
 #pragma unroll
-    for (int i = 0; i < left; ++i) {
-      const float keep = upper ? x[i + left] : x[i], give = upper ? x[i] : x[i + left];
-      x[i] = keep + __shfl_xor_sync(~0u, give, step);
-    }
+    for (int step = kStep; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    return sum;
   }
-  return x[0];
 }
 
 // Gradients that are added to what is there, or not in whole words: of rows `first` on, of `lanes`
@@ -60,6 +63,7 @@ class HeldRows {
   static_assert(!Kind::kHasTeacher);
   static_assert(kRows * kStrips * kRounds <= vectors_held(sizeof(T)));
   static constexpr int kLanes = 32 / kRows, kLanesOfStrip = kLanes / kStrips;
+  static constexpr unsigned kAllRows = ~0u / ((1ull << kLanes) - 1);  // a bit every kLanes
   // Rounds that every strip has, and in full: of several strips the shortest has two and the last,
   // which alone may be cut short, three; of one that has three or four, three may be cut short.
   static constexpr int kFullRounds = kStrips > 1 || kRounds == 4 ? 2 : kRounds - 1;
@@ -84,13 +88,14 @@ class HeldRows {
   }
 
   // Rows `first` on, then every `step`-th batch of them.
-  __device__ void run(int64_t first, int64_t step) {
-    int64_t label = label_of(first), label_after = label_of(first + step);
+  __device__ void run(uint32_t first, uint32_t step) {
+    int64_t label = as_index(p_.labels, label_bits(first));
+    uint64_t bits = label_bits(first + step);
     unsigned counting = counting_of(first, label);
     ask_for(first, counting);
     for (; first < end_row(p_); first += step) {
-      const int64_t label_next = label_after;
-      label_after = label_of(first + 2 * step);
+      const int64_t label_next = as_index(p_.labels, bits);
+      bits = label_bits(first + 2 * step);
       const unsigned counting_next = counting_of(first + step, label_next);
       take_over();
       ask_for(first + step, counting_next);
@@ -101,12 +106,13 @@ class HeldRows {
   }
 
  private:
-  __device__ bool evaluates(int64_t first) const {
+  __device__ bool evaluates(uint32_t first) const {
     return lane_ % kLanes == 0 && first + mine_ < end_row(p_);
   }
-  // Of this lane's row, as stored.
-  __device__ int64_t label_of(int64_t first) const {
-    return evaluates(first) ? stored_label(p_, first + mine_) : -1;
+  // This lane's row's label, as it lies in memory; -1 where there is none.
+  __device__ uint64_t label_bits(uint32_t first) const {
+    const bool has_label = p_.labels.data != nullptr && evaluates(first);
+    return has_label ? index_bits_at(p_.labels, first + mine_) : ~uint64_t{0};
   }
   static __device__ bool is_in(unsigned rows, int b) { return rows >> (b * kLanes) & 1; }
 
@@ -116,11 +122,11 @@ class HeldRows {
   }
 
   // A bit for the first lane of each row that counts.
-  __device__ unsigned counting_of(int64_t first, int64_t label) const {
+  __device__ unsigned counting_of(uint32_t first, int64_t label) const {
     return __ballot_sync(~0u, evaluates(first) && row_counts(p_, first + mine_, label));
   }
 
-  __device__ void reduce(int64_t first, int64_t label, unsigned counting) {
+  __device__ void reduce(uint32_t first, int64_t label, unsigned counting) {
     const int64_t row = first + mine_;
     const bool evaluates_one = evaluates(first);
     if (counting == 0) return clear(first, row, evaluates_one);
@@ -144,6 +150,7 @@ class HeldRows {
     __syncwarp();
     keep_as_stored();
     if (plain_) {
+      if (counting != kAllRows) clear_gradients(first, counting);
       write_gradients(first, counting);
       __syncwarp();  // another lane has written the label's column
       if (counting >> lane_ & 1 && in.label >= 0) *gradient_at<T>(p_, row, in.label) = of_label;
@@ -158,17 +165,22 @@ class HeldRows {
     write_outputs_alone(p_, row, {});
   }
   // Rows of which none counts.
-  __device__ void clear(int64_t first, int64_t row, bool evaluates_one) const {
+  __device__ void clear(uint32_t first, int64_t row, bool evaluates_one) const {
     ullage::cuda::ptx::wait_for_previous_kernel();
     if (evaluates_one) clear_outputs(row);
+    clear_gradients(first, 0);
+  }
+  // Of the rows that do not count.
+  __device__ void clear_gradients(uint32_t first, unsigned counting) const {
     T* to = gradient_at<T>(p_, first, 0);
+#pragma unroll 1
     for (int b = 0; b < kRows && first + b < end_row(p_); ++b, to += p_.gradient_stride) {
-      clear_gradient(p_, to, columns_, lane_);
+      if (!is_in(counting, b)) clear_gradient(p_, to, columns_, lane_);
     }
   }
 
   // The rows that count on their way to this lane's places.
-  __device__ void ask_for(int64_t first, unsigned counting) const {
+  __device__ void ask_for(uint32_t first, unsigned counting) const {
     const T* from = static_cast<const T*>(p_.logits) + (first - p_.first_row) * p_.logits_stride;
 #pragma unroll
     for (int b = 0; b < kRows; ++b, from += p_.logits_stride) {
@@ -286,14 +298,11 @@ class HeldRows {
   }
 
   // Without the labels', in whole words.
-  __device__ void write_gradients(int64_t first, unsigned counting) const {
+  __device__ void write_gradients(uint32_t first, unsigned counting) const {
     T* to = gradient_at<T>(p_, first, 0);
 #pragma unroll
     for (int b = 0; b < kRows; ++b, to += p_.gradient_stride) {
-      if (!is_in(counting, b)) {
-        if (first + b < end_row(p_)) clear_gradient(p_, to, columns_, lane_);
-        continue;
-      }
+      if (!is_in(counting, b)) continue;
       const float scale = words_[b].scales.student, reference = words_[b].sums.reference;
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) {
@@ -312,6 +321,7 @@ class HeldRows {
       }
     }
   }
+
   const HeadParams& p_;
   RowWord* words_;
   uint4* next_;  // this lane's first place
@@ -325,7 +335,7 @@ class HeldRows {
 };
 
 template <class Kind>
-__global__ void __launch_bounds__(kShortWarps * 32, kHeldBlocks)
+__global__ void __launch_bounds__(kHeldWarps * 32, kHeldBlocks)
     held_rows(const __grid_constant__ HeadParams p) {
   using T = typename Kind::Element;
   extern __shared__ __align__(16) std::byte held_shared[];
@@ -336,10 +346,10 @@ __global__ void __launch_bounds__(kShortWarps * 32, kHeldBlocks)
   static_assert(sizeof(RowWord) <= kRowWordBytes);
   const auto run = [&]<int kStrips, int kRounds>() {
     constexpr int kRows = kRowsHeld<T, kStrips * kRounds>;
-    if constexpr (kRows > 0) {
-      const int64_t at = (int64_t{blockIdx.x} * kShortWarps + warp) * kRows;
+    if constexpr (kRows > 0 && kStrips <= kMostStripsHeld<Kind::kFamily>) {
+      const unsigned at = (blockIdx.x * kHeldWarps + warp) * kRows;
       HeldRows<Kind, kRows, kStrips, kRounds>(p, words, next, lane)
-          .run(p.first_row + at, int64_t{gridDim.x} * kShortWarps * kRows);
+          .run(static_cast<uint32_t>(p.first_row) + at, gridDim.x * kHeldWarps * kRows);
     }
   };
   static_assert(kRoundsOfStrip == 4);

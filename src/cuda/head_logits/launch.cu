@@ -199,7 +199,8 @@ Status launch_rows(const HeadParams& params, const RowLaunch& launch, CUstream_s
 
 Status launch_head(const HeadParams& params, std::span<const RowPass> passes, CUstream_st* stream) {
   ULLAGE_RETURN_IF_REFUSED(launch_census(params, stream));
-  // A kernel that starts early, beside the one before it, is that after the census.
+  // A kernel that starts early, beside the one before it, is that after the census or the
+  // sequences.
   bool early = true;
   const auto start_pass = [&](const RowPass& pass, bool gradient, bool adds, bool slopes_ready) {
     HeadParams rows = pass.params;

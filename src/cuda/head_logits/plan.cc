@@ -280,7 +280,7 @@ Result<CudaHeadPlan::State::PlannedPass> plan_pass(CudaHeadPlan::State& state,
     state.kernel = kernel;
     state.rejections = std::move(rejections);
   }
-  // What is asked for beside it changes the layout, and the kernel only where rows get too long.
+  // What is asked for beside it changes the layout, and the kernel where that one does not take it.
   const auto choose_beside = [&](const cuda::RowWork& work) {
     Result<cuda::RowLaunch> same = choose(work, kernel, unused);
     return same ? same : choose(work, "", unused);

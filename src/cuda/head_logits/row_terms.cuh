@@ -301,7 +301,7 @@ __device__ inline RowCoefficients evaluate_terms(const HeadParams& p, const Term
   }
   return c;
 }
-// The same by one lane: every term, each with its own gain, added in the same tree.
+// The same by one lane: this pass's terms, each with its own gain, added in the same tree.
 template <Family kFamily>
 __device__ inline RowCoefficients evaluate_terms_alone(const HeadParams& p, int64_t row_index,
                                                        const RowInputs& in, const RowSums& row,
