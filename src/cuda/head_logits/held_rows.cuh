@@ -64,8 +64,8 @@ class HeldRows {
   static_assert(kRows * kStrips * kRounds <= vectors_held(sizeof(T)));
   static constexpr int kLanes = 32 / kRows, kLanesOfStrip = kLanes / kStrips;
   static constexpr unsigned kAllRows = ~0u / ((1ull << kLanes) - 1);  // a bit every kLanes
-  // Rounds that every strip has, and in full: of several strips the shortest has two and the last,
-  // which alone may be cut short, three; of one that has three or four, three may be cut short.
+  // Rounds that every strip has, and in full. Of several strips the shortest has two, and the last,
+  // which alone ends in a short one, three or more; a single one may have three where four fit.
   static constexpr int kFullRounds = kStrips > 1 || kRounds == 4 ? 2 : kRounds - 1;
 
  public:
