@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cuda/head_logits/config.h"
+#include "cuda/head_logits/passes.h"
 #include "ullage/lossk/cuda_head.h"
 
 namespace ullage::bench {
@@ -245,8 +246,11 @@ class Shapes {
       fill<<<4096, 256>>>(t_.logits, n_tok_ * vocab_, dtype_, 1ull << 40);
     }
     std::vector<Rejection> rejections;
+    const cuda::Family family = cuda::family_of(config, cuda::passes_of(config).back());
     const cuda::RowWork work_of_row{
-        .family = family_of(mix), .extras = mix.entropy, .gradient = placement != kForward};
+        .family = mix.entropy && !has_teacher(family) ? cuda::Family::kEntropy : family,
+        .extras = mix.entropy,
+        .gradient = placement != kForward};
     const auto layout = cuda::choose_row_layout(vocab_, dtype_, work_of_row, options.device,
                                                 options.kernel, tuning, rejections);
     record.shape = std::to_string(n_tok_) + "x" + std::to_string(vocab_);
@@ -275,22 +279,6 @@ class Shapes {
   }
 
  private:
-  static cuda::Family family_of(const Mix& mix) {
-    bool forward = false, reverse = false, mixture = false;
-    for (const LossTerm& t : mix.terms) {
-      if (t.kind != LossKind::kDistillation) continue;
-      forward |=
-          t.divergence == Divergence::kCrossEntropy || t.divergence == Divergence::kForwardKl;
-      reverse |= t.divergence == Divergence::kReverseKl;
-      mixture |= t.divergence == Divergence::kJensenShannon;
-    }
-    if (forward + reverse + mixture > 1) return cuda::Family::kMixed;
-    if (mixture) return cuda::Family::kJensenShannon;
-    if (forward) return cuda::Family::kForward;
-    if (reverse) return cuda::Family::kReverse;
-    return mix.entropy ? cuda::Family::kEntropy : cuda::Family::kLabels;
-  }
-
   static void print(const Record& r) {
     std::printf(
         "%-14s %-4s %-22s %-12s %-8s c%-2d w%-2d s%d %7.3f ms [%.3f, %.3f]  %5.0f GB/s  "

@@ -72,11 +72,8 @@ class Chunks {
     const bool again = layout_.gradients() || !sequences;
     for (int64_t first = 0; first < layout_.n_tok && again; first += layout_.chunk) {
       take_chunk(first);
-      if (const bool kept = sequences && layout_.n_chunks == 1; !kept) {
-        ULLAGE_RETURN_IF_REFUSED(make_logits());
-      } else if (layout_.copies_hidden()) {
-        hidden_ = copied_hidden();
-      }
+      const bool kept = sequences && layout_.n_chunks == 1;
+      if (!kept) ULLAGE_RETURN_IF_REFUSED(make_logits());
       ULLAGE_RETURN_IF_REFUSED(reduce_chunk());
       ULLAGE_RETURN_IF_REFUSED(add_gradients());
     }
@@ -91,7 +88,8 @@ class Chunks {
   void take_chunk(int64_t first) {
     rows_.first_row = first;
     rows_.n_rows = std::min(layout_.chunk, layout_.n_tok - first);
-    hidden_ = rows_from(p_.hidden, layout_.dtype, first);
+    hidden_ = layout_.copies_hidden() ? Operand{p_.hidden_rows, layout_.d_model}
+                                      : rows_from(p_.hidden, layout_.dtype, first);
   }
 
   // c = alpha a b, or c += it, over the rows of the chunk.
@@ -142,8 +140,7 @@ class Chunks {
                     {p_.teacher_logits, layout_.logits_stride});
   }
 
-  Operand copied_hidden() const { return {p_.hidden_rows, layout_.d_model}; }
-  Status copy_hidden() {
+  Status copy_hidden() const {
     const auto copy = [&]<class T>(T*) -> Status {
       chunked_hidden_rows<<<static_cast<unsigned>(rows_.n_rows), kThreads, 0, stream_>>>(
           rows_, static_cast<const T*>(p_.hidden.data), p_.hidden.stride, layout_.d_model,
@@ -151,7 +148,6 @@ class Chunks {
       ULLAGE_RETURN_IF_CUDA_FAILS("chunked_head hidden rows", cudaGetLastError());
       return kCudaOk;
     };
-    hidden_ = copied_hidden();
     return size_of(layout_.dtype) == 2 ? copy(static_cast<uint16_t*>(nullptr))
                                        : copy(static_cast<float*>(nullptr));
   }

@@ -219,11 +219,11 @@ Status launch_head(const HeadParams& params, std::span<const RowPass> passes, CU
       ULLAGE_RETURN_IF_REFUSED(start_pass(pass, false, false, false));
     }
     ULLAGE_RETURN_IF_REFUSED(launch_sequences(params, stream));
+    if (params.gradient == nullptr) return launch_scalars(params, stream);
     early = true;
   }
   bool adds = false;
   for (const RowPass& pass : passes) {
-    if (sequences && params.gradient == nullptr) break;
     const bool gradient = pass.gradient && params.gradient != nullptr;
     ULLAGE_RETURN_IF_REFUSED(start_pass(pass, gradient, adds, sequences));
     adds |= gradient;

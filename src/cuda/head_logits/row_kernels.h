@@ -43,15 +43,4 @@ const void* kernel_of(Family family, bool softcap) {
   return nullptr;
 }
 
-// The same of the families that have none.
-template <class Kernel, class T>
-const void* kernel_without_teacher(Family family, bool softcap) {
-  const auto of_family = [&]<Family kFamily>() {
-    return softcap ? Kernel::template of<RowKind<T, kFamily, true>>()
-                   : Kernel::template of<RowKind<T, kFamily, false>>();
-  };
-  return family == Family::kEntropy ? of_family.template operator()<Family::kEntropy>()
-                                    : of_family.template operator()<Family::kLabels>();
-}
-
 }  // namespace ullage::lossk::cuda

@@ -4,7 +4,7 @@
 namespace ullage::lossk::cuda {
 
 const void* held_rows_bf16(Family family, bool softcap) {
-  return kernel_without_teacher<HeldRowsKernel, __nv_bfloat16>(family, softcap);
+  return kernel_of<HeldRowsKernel, __nv_bfloat16>(family, softcap);
 }
 
 }  // namespace ullage::lossk::cuda

@@ -4,7 +4,7 @@
 namespace ullage::lossk::cuda {
 
 const void* held_rows_f16(Family family, bool softcap) {
-  return kernel_without_teacher<HeldRowsKernel, __half>(family, softcap);
+  return kernel_of<HeldRowsKernel, __half>(family, softcap);
 }
 
 }  // namespace ullage::lossk::cuda

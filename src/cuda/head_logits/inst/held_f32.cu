@@ -4,7 +4,7 @@
 namespace ullage::lossk::cuda {
 
 const void* held_rows_f32(Family family, bool softcap) {
-  return kernel_without_teacher<HeldRowsKernel, float>(family, softcap);
+  return kernel_of<HeldRowsKernel, float>(family, softcap);
 }
 
 }  // namespace ullage::lossk::cuda
