@@ -145,7 +145,7 @@ class HeldRows {
       words_[mine_] = word;
       of_label = label_gradient(in, word);
     } else if (evaluates_one) {
-      clear_row_alone(p_, row);
+      clear_outputs(row);
     }
     __syncwarp();
     keep_as_stored();
@@ -160,10 +160,14 @@ class HeldRows {
     __syncwarp();  // every lane has read the words
   }
 
+  __device__ void clear_outputs(int64_t row) const {
+    for (int t = 0; t < p_.n_terms; ++t) p_.row_losses[t * p_.n_tok + row] = 0;
+    write_outputs_alone(p_, row, {});
+  }
   // Rows of which none counts.
   __device__ void clear(uint32_t first, int64_t row, bool evaluates_one) const {
     ullage::cuda::ptx::wait_for_previous_kernel();
-    if (evaluates_one) clear_row_alone(p_, row);
+    if (evaluates_one) clear_outputs(row);
     clear_gradients(first, 0);
   }
   // Of the rows that do not count.

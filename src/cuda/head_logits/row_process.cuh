@@ -16,12 +16,6 @@ __device__ inline void clear_row(const HeadParams& p, int64_t row, int lane) {
   write_outputs(p, row, {}, lane);
 }
 
-// The same by one lane.
-__device__ inline void clear_row_alone(const HeadParams& p, int64_t row) {
-  for (int t = 0; t < p.n_terms; ++t) p.row_losses[t * p.n_tok + row] = 0;
-  write_outputs_alone(p, row, {});
-}
-
 // A row whose terms are evaluated: what its gradient waits for, and what its outputs are made of.
 struct FinishedRow {
   RowWord word;

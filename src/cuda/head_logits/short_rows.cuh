@@ -42,7 +42,8 @@ class ShortRows {
       in.label_logit = to_float(label_logit<T>(p_, row, in.label));
       words_[lane_] = finish_row_alone<Kind>(p_, row, in, sums);
     } else if (mine) {
-      clear_row_alone(p_, row);
+      for (int t = 0; t < p_.n_terms; ++t) p_.row_losses[t * p_.n_tok + row] = 0;
+      write_outputs_alone(p_, row, {});
     }
     __syncwarp();
     if (p_.gradient != nullptr) write_gradients(first, n, counting);
