@@ -21,7 +21,7 @@ FLAGS = ["-std=c++20", "-O2", "-fmad=false", "-gencode", "arch=compute_90a,code=
 ENTRY = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame.*?Used (\d+) registers", re.DOTALL)
 KIND = re.compile(r"RowKindI(f|13__nv_bfloat16|6__half)LNS1_6FamilyE(\d)ELb(\d)E")
 ELEMENTS = {"f": "f32", "13__nv_bfloat16": "bf16", "6__half": "f16"}
-FAMILIES = ["labels", "forward", "reverse", "mixed", "jensen_shannon", "entropy"]
+FAMILIES = ["labels", "forward", "reverse", "mixed", "jensen_shannon", "entropy", "tempered"]
 PRODUCT = re.compile(r"product_kernelINS0_11ProductTileILi(\d+)E.*?ConsumersE\dELi(\d)E.*?MajorE(\d)ELS\d+_(\d)ENS1_\d+([A-Za-z]+\d*)I.*?EELb([01])E")
 BARE = re.compile(r"cuda(?:\d+_GLOBAL__N__\w*?_[0-9a-f]{8})?\d+([a-z_]+?)(?:I|E)")
 

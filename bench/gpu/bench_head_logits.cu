@@ -381,7 +381,7 @@ void measure_shape(Shapes& shape) {
   shape.measure({"ce+entropy", {kCe}, true}, Shapes::kOutOfPlace);
   shape.measure({"gspo", {kGspo}}, Shapes::kOutOfPlace);
   for (const Mix& mix : distillation_mixes()) shape.measure(mix, Shapes::kOutOfPlace);
-  // Its student is tempered, its labels' is not: two passes.
+  // Its student is tempered, its labels' is not.
   LossTerm tempered = distillation_mixes()[1].terms[0];
   tempered.temperature = tempered.student_temperature = 2;
   tempered.t_squared = true;
@@ -394,12 +394,13 @@ void sweep_shape(Shapes& shape) {
   const Mix ce_z = label_mixes()[1], forward = distillation_mixes()[1],
             mixed = distillation_mixes()[3];
   runs_of_each = 3;
-  for (const int cluster : {1, 2, 4, 8}) {
+  for (const int cluster : {1, 2, 3, 4, 8}) {
     for (const int slots : {2, 3, 4, 6}) {
       const cuda::Tuning tuning = {.cluster = cluster, .slots = slots};
       shape.measure(ce_z, Shapes::kOutOfPlace, "", tuning);
       shape.measure({"ce", {kCe}}, Shapes::kForward, "", tuning);
       shape.measure(forward, Shapes::kOutOfPlace, "", tuning);
+      shape.measure(forward, Shapes::kForward, "", tuning);
       shape.measure(mixed, Shapes::kOutOfPlace, "", tuning);
     }
   }
@@ -423,11 +424,11 @@ int main(int argc, char** argv) {
   struct {
     int64_t n_tok, vocab;
     DType dtype;
-  } const shapes[] = {{8192, 151936, DType::kBF16}, {16384, 32768, DType::kBF16},
-                      {8192, 128256, DType::kBF16}, {4096, 262144, DType::kBF16},
-                      {4096, 151936, DType::kF32},  {16384, 50257, DType::kBF16},
-                      {65536, 8192, DType::kBF16},  {131072, 4096, DType::kBF16},
-                      {262144, 1000, DType::kBF16}, {262144, 256, DType::kBF16}};
+  } const shapes[] = {
+      {8192, 151936, DType::kBF16}, {16384, 32768, DType::kBF16}, {8192, 128256, DType::kBF16},
+      {4096, 262144, DType::kBF16}, {4096, 151936, DType::kF32},  {16384, 50257, DType::kBF16},
+      {65536, 8192, DType::kBF16},  {131072, 4096, DType::kBF16}, {262144, 1000, DType::kBF16},
+      {262144, 256, DType::kBF16},  {8192, 100352, DType::kBF16}};
   int index = 0;
   for (const auto& [n_tok, vocab, dtype] : shapes) {
     if (only >= 0 && index++ != only) continue;

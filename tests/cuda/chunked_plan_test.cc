@@ -118,19 +118,23 @@ TEST(CudaChunkedPlan, SequenceTermsOverSeveralChunksTakeTwoPasses) {
   EXPECT_EQ(two->operations(), 4 * product);
 }
 
-// Two softmaxes, two parts of the gradient: the logits stay until both are made.
+// Two passes, two parts of the gradient: the logits stay until both are made.
 TEST(CudaChunkedPlan, KeepsTheLogitsOfSeveralPasses) {
   HeadConfig config = distillation();
   config.terms.push_back({.name = "ce"});
   const Shape shape{8192, 4096, 151936};
   const auto one = plan_cuda_linear(shape, config, training(), chunked(0, 256));
   config.terms[0].student_temperature = config.terms[0].temperature = 2;
+  const auto textbook = plan_cuda_linear(shape, config, training(), chunked(0, 256));
+  config.terms[0].divergence = Divergence::kReverseKl;
   const auto two = plan_cuda_linear(shape, config, training(), chunked(0, 256));
   Request forward = training();
   forward.d_hidden = forward.d_weight = false;
   const auto losses = plan_cuda_linear(shape, config, forward, chunked(0, 256));
-  ASSERT_TRUE(one.ok() && two.ok() && losses.ok()) << two.status().to_string();
+  ASSERT_TRUE(one.ok() && textbook.ok() && two.ok() && losses.ok()) << two.status().to_string();
   EXPECT_EQ(booked(*one, "logit gradient chunk"), 0);
+  EXPECT_EQ(booked(*textbook, "logit gradient chunk"), 0);
+  EXPECT_EQ(textbook->launches(), one->launches());
   EXPECT_EQ(booked(*two, "logit gradient chunk"), booked(*two, "logit chunk"));
   EXPECT_EQ(booked(*losses, "logit gradient chunk"), 0);
   EXPECT_EQ(two->launches(), one->launches() + 8192 / 256);

@@ -51,6 +51,7 @@ const std::vector<std::vector<std::string>> kMixes = {{"ce_smoothed", "z", "grpo
                                                       {"kd_top_k1_rkl", "ce"},
                                                       {"kd_fkl", "kd_ce", "ce"},
                                                       {"kd_rkl", "z_every"},
+                                                      {"kd_tempered_fkl", "ce"},
                                                       {"kd_jsd", "ce"}};
 
 // The last mix with the entropy of the first pass: no arg max is asked for.
@@ -168,6 +169,33 @@ TEST_F(CudaHeadBits, PassesChangeNoLoss) {
   }
 }
 
+// A tempered student beside labels: each term's loss is the one it has in a head of one softmax.
+TEST_F(CudaHeadBits, TwoSoftmaxesOfAPassAreThoseOfTwo) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t vocab : {100, 1000, 5000, 50257}) {
+      const RandomHead both = draw({"kd_tempered_fkl", "ce", "z"}, rng, 6, vocab, dtype);
+      RandomHead tempered = both, labels = both;
+      tempered.config.terms = {both.config.terms[0]};
+      labels.config.terms[0].student_temperature = 1;
+      for (const char* kernel : {"head_rows_sm90_cluster", "head_rows_sm80_streamed", ""}) {
+        const std::string where =
+            std::string(kernel) + " " + std::string(name_of(dtype)) + " " + std::to_string(vocab);
+        const DeviceOptions options = {.dtype = dtype, .kernel = kernel};
+        const DeviceResult whole = run_on_device(both.config, both.inputs, options);
+        const DeviceResult first = run_on_device(tempered.config, tempered.inputs, options);
+        const DeviceResult others = run_on_device(labels.config, labels.inputs, options);
+        ASSERT_TRUE(whole.ran.ok() && first.ran.ok() && others.ran.ok()) << where;
+        EXPECT_EQ(whole.terms[0], first.terms[0]) << where;
+        EXPECT_EQ(whole.terms[1], others.terms[1]) << where;
+        EXPECT_EQ(whole.terms[2], others.terms[2]) << where;
+        EXPECT_EQ(bits(whole.lse), bits(others.lse)) << where;
+        EXPECT_EQ(bits(whole.entropy), bits(others.entropy)) << where;
+        EXPECT_EQ(whole.argmax, others.argmax) << where;
+      }
+    }
+  }
+}
+
 // Several rows a warp, each with a lane for its terms.
 TEST_F(CudaHeadBits, ShortRowsAreThoseOfTheOtherKernels) {
   auto mixes = kMixes;
@@ -241,22 +269,38 @@ TEST_F(CudaHeadBits, ShortRowsAreThoseOfTheOtherKernels) {
 // Few rows, some ignored, of each kind that registers hold, and of gradients that a cluster adds to
 // what is there: what the sanitizer can go through.
 TEST_F(CudaHeadBits, RowsHeldInRegistersAndGradientsAddedTo) {
-  const struct {
+  struct Case {
     DType dtype;
     int64_t vocab;
     const char* kernel;
-  } cases[] = {{DType::kBF16, 8, "head_rows_sm80_short"},
-               {DType::kBF16, 248, "head_rows_sm80_short"},
-               {DType::kBF16, 400, "head_rows_sm80_short"},
-               {DType::kF32, 1000, "head_rows_sm80_short"},
-               {DType::kF32, 1544, "head_rows_sm80_short"},
-               {DType::kBF16, 2000, "head_rows_sm80_short"},
-               {DType::kF16, 4088, "head_rows_sm80_short"},
-               {DType::kBF16, 4104, "head_rows_sm90_cluster"},
-               {DType::kBF16, 4101, "head_rows_sm90_cluster"},
-               {DType::kF32, 4101, "head_rows_sm90_cluster"}};
-  for (const auto& [dtype, vocab, kernel] : cases) {
-    RandomHead head = draw({"ce", "z"}, rng, 37, vocab, dtype);
+  };
+  const Case with_teacher[] = {
+      {DType::kBF16, 8, "head_rows_sm80_short"},  {DType::kBF16, 248, "head_rows_sm80_short"},
+      {DType::kF16, 400, "head_rows_sm80_short"}, {DType::kBF16, 1000, "head_rows_sm80_short"},
+      {DType::kF32, 256, "head_rows_sm80_short"}, {DType::kF32, 504, "head_rows_sm80_short"},
+      {DType::kF32, 760, "head_rows_sm80_short"}};
+  const Case cases[] = {{DType::kBF16, 8, "head_rows_sm80_short"},
+                        {DType::kBF16, 248, "head_rows_sm80_short"},
+                        {DType::kBF16, 400, "head_rows_sm80_short"},
+                        {DType::kF32, 1000, "head_rows_sm80_short"},
+                        {DType::kF32, 1544, "head_rows_sm80_short"},
+                        {DType::kBF16, 2000, "head_rows_sm80_short"},
+                        {DType::kF16, 4088, "head_rows_sm80_short"},
+                        {DType::kBF16, 4104, "head_rows_sm90_cluster"},
+                        {DType::kBF16, 4101, "head_rows_sm90_cluster"},
+                        {DType::kF32, 4101, "head_rows_sm90_cluster"}};
+  std::vector<std::pair<std::vector<std::string>, Case>> mixes;
+  for (const Case& each : cases) mixes.push_back({{"ce", "z"}, each});
+  for (const Case& each : with_teacher) {
+    mixes.push_back({{"kd_fkl", "ce"}, each});
+    mixes.push_back({{"kd_rkl"}, each});
+    mixes.push_back({{"kd_ce", "z"}, each});
+    mixes.push_back({{"kd_tempered_fkl", "ce"}, each});
+  }
+  for (const auto& [names, each] : mixes) {
+    const auto& [dtype, vocab, kernel] = each;
+    RandomHead head = draw(names, rng, 37, vocab, dtype);
+    if (below(rng, 4) == 0) head.config.options.softcap = 3;
     for (int64_t r = 0; r < 37; r += 3) head.inputs.labels[r] = -100;
     for (const bool added : {false, true}) {
       // Short rows of several strips are chosen, and not forced, for they are not for all.
@@ -269,7 +313,7 @@ TEST_F(CudaHeadBits, RowsHeldInRegistersAndGradientsAddedTo) {
       EXPECT_TRUE(result.padding_untouched) << vocab;
       options.kernel = "head_rows_sm80_streamed";
       expect_same(run_on_device(head.config, head.inputs, options), result,
-                  std::string(name_of(dtype)) + " " + std::to_string(vocab) +
+                  names[0] + " " + std::string(name_of(dtype)) + " " + std::to_string(vocab) +
                       (added ? " added" : " in place"));
     }
   }
@@ -282,11 +326,9 @@ TEST_F(CudaHeadBits, DoNotDependOnTheShiftOfTheirWords) {
   const struct {
     std::vector<std::string> names;
     double softcap;
-  } mixes[] = {{{"ce", "z", "grpo_1"}, 0},
-               {{"kd_fkl", "ce"}, 0},
-               {{"kd_rkl"}, 0},
-               {{"kd_jsd", "ce"}, 0},
-               {{"kd_rkl", "ce"}, 30}};
+  } mixes[] = {{{"ce", "z", "grpo_1"}, 0},     {{"kd_fkl", "ce"}, 0},
+               {{"kd_tempered_fkl", "ce"}, 0}, {{"kd_rkl"}, 0},
+               {{"kd_jsd", "ce"}, 0},          {{"kd_rkl", "ce"}, 30}};
   const struct {
     int64_t vocab;
     int cluster;
@@ -488,8 +530,8 @@ TEST_F(CudaHeadBits, RowsOfABlockAloneTakenSeveralAtATime) {
 // A row's results do not depend on the rows beside it; every term divides by a given
 // number.
 TEST_F(CudaHeadBits, DoNotDependOnTheBatch) {
-  for (const auto& names :
-       {std::vector<std::string>{"ce", "z", "grpo_0"}, kMixes[1], kMixes[2], kMixes[4]}) {
+  for (const auto& names : {std::vector<std::string>{"ce", "z", "grpo_0"}, kMixes[1], kMixes[2],
+                            kMixes[4], kMixes[5]}) {
     RandomHead head = draw(names, rng, 300, 4099, DType::kBF16);
     for (LossTerm& term : head.config.terms) term.divisor = 3;
     const DeviceResult all = run_on_device(head.config, head.inputs, {.dtype = DType::kBF16});

@@ -4,7 +4,8 @@
 //                                             rounding of R is common to the row and cancels; under
 //                                             a softcap each x is off by 8 e |x| (tanhf: 2 ulp, two
 //                                             products)
-//   2^u                                       relative 2^-22 (ex2.approx) + ln 2 |du|
+//   2^u                                       relative 2^-22 (ex2.approx) + ln 2 |du|; squared s
+//                                             times, 2^s as much
 //   a sum of `depth` additions one on another  relative depth * e
 //   logf, a product, a difference              a rounding or two of its operands
 //
@@ -50,13 +51,15 @@ struct SoftmaxError {
   double max = 0, log_sum = 0, d_log_sum = 0, lse = 0, d_lse = 0;
   double depth = 0, product_depth = 0;
 
-  SoftmaxError(const double* x, int64_t vocab, double scale, bool softcapped)
+  // `squarings`: how often exponentials of another scale are squared to be these.
+  SoftmaxError(const double* x, int64_t vocab, double scale, bool softcapped, int squarings = 0)
       : depth(sum_depth(vocab)), product_depth(product_sum_depth(vocab)) {
     max = *std::max_element(x, x + vocab);
     double sum = 0;
     for (int64_t j = 0; j < vocab; ++j) sum += std::exp(scale * (x[j] - max));
     log_sum = std::log(sum);
     double d_sum = (depth + 4 + kSteps) * kUnit + kSteps * kExp2;
+    const double d_exp = std::ldexp(kExp2 + kUnit, squarings);
     std::vector<double> relative;
     for (int64_t j = 0; j < vocab; ++j) {
       const double a = scale * (x[j] - max);
@@ -69,7 +72,7 @@ struct SoftmaxError {
         off += 8 * kUnit * scale / kLn2 * (std::abs(x[j]) + std::abs(max));
       }
       d_u.push_back(off);
-      relative.push_back(kExp2 + kLn2 * off + 2 * kUnit);
+      relative.push_back(d_exp + kLn2 * off + 2 * kUnit);
       d_sum += q.back() * relative.back();
     }
     d_log_sum = 1.02 * d_sum + 3 * kUnit * (1 + std::abs(log_sum));
@@ -132,8 +135,13 @@ class HeadBound {
     std::vector<double> parts(n * vocab, 0);  // sizes of what the terms add up
     const std::vector<lossk::cuda::Pass> passes = lossk::cuda::passes_of(config_);
     std::map<double, Softmaxes> by_scale;
-    for (const lossk::cuda::Pass& pass : passes) by_scale.try_emplace(pass.scale);
-    for (auto& [scale, softmaxes] : by_scale) softmaxes = softmaxes_at(scale);
+    for (const lossk::cuda::Pass& pass : passes) {
+      for (const double scale : {pass.scale, pass.student_scale}) {
+        if (by_scale.contains(scale)) continue;
+        const int squarings = scale == pass.scale ? lossk::cuda::squarings_of(pass) : 0;
+        by_scale.emplace(scale, softmaxes_at(scale, squarings));
+      }
+    }
     for (int64_t r = 0; r < n; ++r) {
       const Softmaxes& own = by_scale[config_.options.logits_scale];
       lse[r] = own.rows[r].d_lse;
@@ -188,7 +196,7 @@ class HeadBound {
     std::vector<SoftmaxError> rows;
     std::vector<double> d_lp;
   };
-  Softmaxes softmaxes_at(double scale) const {
+  Softmaxes softmaxes_at(double scale, int squarings) const {
     const auto [n, d_model, vocab] = in_.shape;
     Softmaxes at;
     at.d_lp.assign(n, 0);
@@ -197,7 +205,7 @@ class HeadBound {
       if (cap() > 0) {
         for (double& value : x) value = cap() * std::tanh(value / cap());
       }
-      const SoftmaxError& row = at.rows.emplace_back(x.data(), vocab, scale, cap() > 0);
+      const SoftmaxError& row = at.rows.emplace_back(x.data(), vocab, scale, cap() > 0, squarings);
       if (!has_label(r)) continue;
       const int64_t y = label(r);
       at.d_lp[r] =

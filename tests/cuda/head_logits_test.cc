@@ -260,6 +260,82 @@ TEST_F(CudaHead, EntropyInTheFirstPass) {
   }
 }
 
+// The labels' softmax and the tempered student's in one pass; at a power of two one is squared from
+// the other.
+TEST_F(CudaHead, TextbookDistillation) {
+  const std::vector<std::vector<std::string>> mixes = {
+      {"kd_tempered_fkl", "ce"}, {"ce_smoothed", "kd_tempered_ce", "z", "grpo_0", "gspo_0"}};
+  for (const double temperature : {0.5, 1.3, 2.0, 4.0, 8.0, 16.0}) {
+    for (const int64_t vocab : {3, 256, 1000, 2051, 9001, 50257}) {
+      for (const std::string variant :
+           {"plain", "softcap", "scale", "forward only", "accumulate", "misaligned", "in place"}) {
+        // The long rows in two variants: the oracle takes its time.
+        if (vocab > 10'000 && (temperature != 2 || (variant != "plain" && variant != "in place"))) {
+          continue;
+        }
+        const auto which = static_cast<size_t>(vocab % 2);
+        const DType dtype = std::array{DType::kBF16, DType::kF32, DType::kF16}[below(rng, 3)];
+        RandomHead head = draw(mix(mixes[which]), rng, 5, vocab, dtype);
+        for (LossTerm& term : head.config.terms) {
+          if (term.kind == LossKind::kDistillation) term.student_temperature = temperature;
+        }
+        DeviceOptions options = {.dtype = dtype};
+        if (variant == "softcap") head.config.options.softcap = 3;
+        if (variant == "scale") head.config.options.logits_scale = 0.6;
+        if (variant == "forward only") options.gradient = false;
+        if (variant == "accumulate") options.accumulate = true;
+        if (variant == "in place") options.in_place = true;
+        if (variant == "misaligned") {
+          options.logits = {.pad = 3, .shift = 1};
+          options.teacher = {.pad = 0, .shift = 5};
+          options.gradient_at = {.pad = 1, .shift = 0};
+        }
+        move_policy(head.config, head.inputs, rng);
+        for (const char* kernel : {kKernels[0], kKernels[1], ""}) {
+          options.kernel = kernel;
+          expect_oracle(head, options,
+                        variant + " " + std::string(name_of(dtype)) + " " + kernel + " vocab " +
+                            std::to_string(vocab) + " temperature " + std::to_string(temperature));
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Held in registers with their teacher's, where nothing else is asked for.
+TEST_F(CudaHead, ShortRowsOfTeachers) {
+  for (const auto& names :
+       {std::vector<std::string>{"kd_fkl", "ce"}, std::vector<std::string>{"kd_rkl", "z"},
+        std::vector<std::string>{"kd_ce"}, std::vector<std::string>{"kd_tempered_fkl", "ce"}}) {
+    for (const int64_t vocab : {8, 256, 504, 760, 1000}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        for (const std::string variant :
+             {"plain", "softcap", "forward only", "accumulate", "in place", "masked"}) {
+          RandomHead head = draw(mix(names), rng, 21, vocab, dtype);
+          DeviceOptions options = {.dtype = dtype, .row_outputs = false};
+          if (variant == "softcap") head.config.options.softcap = 3;
+          if (variant == "forward only") options.gradient = false;
+          if (variant == "accumulate") options.accumulate = true;
+          if (variant == "in place") options.in_place = true;
+          for (int64_t r = 0; variant == "masked" && r < 21; ++r) {
+            head.inputs.labels[r] = std::max<int64_t>(head.inputs.labels[r], 0);
+            for (int64_t j = 0; j < vocab; ++j) {
+              if (j == head.inputs.labels[r] || j % 3 == r % 3) continue;
+              head.inputs.logits[r * vocab + j] = -INFINITY;
+              head.inputs.teachers[0].logits[r * vocab + j] = -INFINITY;
+            }
+          }
+          expect_oracle(head, options,
+                        names[0] + " " + variant + " " + std::string(name_of(dtype)) + " vocab " +
+                            std::to_string(vocab));
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CudaHead, PolicyMetrics) {
   // Each case twice: of the head's softmax, and of one of each term's own.
   for (const bool scaled : {false, true}) {

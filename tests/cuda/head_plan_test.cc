@@ -85,15 +85,19 @@ TEST(CudaHeadPlan, TakesSeveralRowsOfOneStripAtATime) {
     int64_t vocab;
     int rows;
     bool held;
-  } cases[] = {{Family::kLabels, kBF16, 1, 16, false},    {Family::kLabels, kBF16, 8, 16, true},
-               {Family::kLabels, kBF16, 256, 16, true},   {Family::kLabels, kBF16, 257, 15, false},
-               {Family::kLabels, kBF16, 264, 8, true},    {Family::kLabels, kBF16, 768, 4, true},
-               {Family::kLabels, kBF16, 1000, 4, true},   {Family::kLabels, kBF16, 1032, 2, true},
-               {Family::kLabels, kBF16, 2048, 2, true},   {Family::kLabels, kBF16, 4096, 1, true},
-               {Family::kLabels, kF32, 256, 8, true},     {Family::kLabels, kF32, 1024, 2, true},
-               {Family::kLabels, kF32, 2048, 1, true},    {Family::kForward, kBF16, 256, 8, false},
-               {Family::kForward, kBF16, 1000, 2, false}, {Family::kForward, kBF16, 1024, 2, false},
-               {Family::kEntropy, kBF16, 500, 8, false},  {Family::kEntropy, kBF16, 504, 8, true}};
+  } cases[] = {
+      {Family::kLabels, kBF16, 1, 16, false},   {Family::kLabels, kBF16, 8, 16, true},
+      {Family::kLabels, kBF16, 256, 16, true},  {Family::kLabels, kBF16, 257, 15, false},
+      {Family::kLabels, kBF16, 264, 8, true},   {Family::kLabels, kBF16, 768, 4, true},
+      {Family::kLabels, kBF16, 1000, 4, true},  {Family::kLabels, kBF16, 1032, 2, true},
+      {Family::kLabels, kBF16, 2048, 2, true},  {Family::kLabels, kBF16, 4096, 1, true},
+      {Family::kLabels, kF32, 256, 8, true},    {Family::kLabels, kF32, 1024, 2, true},
+      {Family::kLabels, kF32, 2048, 1, true},   {Family::kForward, kBF16, 256, 8, true},
+      {Family::kForward, kBF16, 257, 7, false}, {Family::kReverse, kBF16, 264, 4, true},
+      {Family::kForward, kBF16, 1000, 2, true}, {Family::kTempered, kBF16, 1024, 2, true},
+      {Family::kForward, kF32, 512, 2, true},   {Family::kForward, kF32, 768, 1, true},
+      {Family::kMixed, kBF16, 1000, 2, false},  {Family::kJensenShannon, kF32, 256, 4, false},
+      {Family::kEntropy, kBF16, 500, 8, false}, {Family::kEntropy, kBF16, 504, 8, true}};
   for (const auto& each : cases) {
     std::vector<Rejection> rejections;
     const auto layout = cuda::choose_row_layout(each.vocab, each.dtype, {.family = each.family},
@@ -167,15 +171,23 @@ TEST(CudaHeadPlan, APassIsOfOneSoftmaxAndOneTeacher) {
     t.divergence = Divergence::kJensenShannon;
     t.beta = 0.1;
   });
+  LossTerm warm_mixed = mixed, warm_other = other, warm_top_k = top_k;
+  for (LossTerm* term : {&warm_mixed, &warm_other, &warm_top_k}) term->student_temperature = 2;
+  warm_mixed.temperature = 2;
   using Passes = std::vector<std::vector<size_t>>;
   const struct {
     std::vector<LossTerm> terms;
     Passes passes;
   } cases[] = {{{ce, z, kl}, {{0, 1, 2}}},
                {{kl, ce, mixed}, {{0, 1, 2}}},
-               {{warm, ce}, {{1}, {0}}},
+               {{warm, ce}, {{0, 1}}},
                {{warm}, {{}, {0}}},
-               {{warm, half, ce}, {{2}, {0}, {1}}},
+               {{warm, half, ce}, {{0, 2}, {1}}},
+               {{warm_mixed, ce}, {{1}, {0}}},
+               {{warm_mixed, warm, ce}, {{2}, {0, 1}}},
+               {{kl, warm, ce}, {{0, 2}, {1}}},
+               {{warm, scaled}, {{}, {0}, {1}}},
+               {{warm_other, z, warm_top_k, warm}, {{0, 1}, {2}, {3}}},
                {{ce, warm_teacher}, {{0, 1}}},
                {{kl, warm_teacher}, {{0}, {1}}},
                {{scaled, ce, scaled, z}, {{1, 3}, {0, 2}}},
@@ -267,7 +279,7 @@ TEST(CudaHeadPlan, LayoutsFitAndCoverTheRow) {
       EXPECT_LE(layout->shared_bytes, h200.shared_per_block_bytes);
       const cuda::RowCut& cut = layout->cut;
       EXPECT_LE(cut.n_strips, cuda::kMaxStrips);
-      EXPECT_EQ(cut.n_strips, 1 << cut.log2_strips);
+      EXPECT_EQ(cut.n_strips, (cut.in_thirds ? 3 : 1) << cut.log2_strips);
       EXPECT_LE(cut.n_strips, cut.n_rounds);
       EXPECT_LE(cuda::n_sections(cut), cuda::kMaxSections);
       EXPECT_EQ(cuda::n_sections(cut) % layout->cluster, 0);
@@ -319,8 +331,11 @@ TEST(CudaHeadPlan, TwoRowsInASmallerCluster) {
     cuda::Family family;
     bool gradient;
     int cluster, slots;
-  } cases[] = {{50257, cuda::Family::kForward, true, 4, 3},
+  } cases[] = {{50257, cuda::Family::kForward, true, 3, 3},
                {50257, cuda::Family::kForward, false, 2, 2},
+               {50257, cuda::Family::kLabels, false, 1, 2},
+               {24576, cuda::Family::kForward, false, 1, 2},
+               {24576, cuda::Family::kJensenShannon, true, 1, 2},
                {50257, cuda::Family::kJensenShannon, true, 2, 2},
                {200064, cuda::Family::kReverse, true, 16, 3},
                {200064, cuda::Family::kReverse, false, 8, 2},

@@ -80,10 +80,17 @@ inline constexpr int kMaxSummingWarps = kMaxColumnWarps / 2;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
+// Rows of teachers that clusters of three hold on an H200, kSlots at a time; and the strips they
+// are cut into.
+inline constexpr int64_t kThirdsBytes = 3 * 75 * 1024;
+inline constexpr int kThirds = 3 * kMaxColumnWarps;
+
 // Strips of up to ten rounds of a column's two bytes, of five and three where a column has four or
 // eight, a teacher's included: long enough to be worth a warp's reduction, short enough that each
 // of the 16 warps of the 4, 8 or 16 blocks that hold 151936 columns finds one. Rows for fewer than
-// 16 warps: of four.
+// 16 warps: of four. A teacher's that three blocks hold are cut for these: the beginning and the
+// end of a row take every warp of its blocks the same time, and there are 39 such clusters beside
+// 30 of four (but 17 of six beside 15 of eight; H200).
 constexpr RowCut cut_of(int64_t vocab, int64_t element_bytes, Family family) {
   const int64_t column_bytes = element_bytes * (has_teacher(family) ? 2 : 1);
   RowCut cut;
@@ -93,19 +100,24 @@ constexpr RowCut cut_of(int64_t vocab, int64_t element_bytes, Family family) {
     const int most_rounds = cut.n_strips < kMaxColumnWarps ? std::min(4, of_many) : of_many;
     if (most_rounds * cut.n_strips >= cut.n_rounds) break;
   }
-  cut.strips_per_section = cut.n_strips > kMaxSections ? cut.n_strips / kMaxSections : 1;
+  if (has_teacher(family) && has_log_sum(family) && cut.n_strips == kThirds / 3 * 4 &&
+      cut.n_rounds * kWarpColumns * column_bytes <= kThirdsBytes) {
+    cut.n_strips = kThirds;
+    cut.log2_strips -= 2;
+    cut.in_thirds = true;
+  }
+  while (cut.n_strips > kMaxSections * cut.strips_per_section) cut.strips_per_section *= 2;
   return cut;
 }
 constexpr int n_sections(const RowCut& cut) { return cut.n_strips / cut.strips_per_section; }
 
-// Whether short rows can be held in registers: their softmax is all that is summed, lanes have all
-// of a vector or nothing, and a lane has so many registers.
+// Whether short rows can be held in registers: they are gone through once for their sums, lanes
+// have all of a vector or nothing, and a lane has so many registers.
 constexpr bool can_hold(int64_t vocab, int64_t element_bytes, const RowWork& work) {
   const RowCut cut = cut_of(vocab, element_bytes, work.family);
-  return !has_teacher(work.family) && n_extras(work.family, work.extras) == 0 && !work.top_k &&
-         work.aligned && vocab > 0 && vocab % kLaneColumns == 0 &&
-         cut.n_strips <= most_strips_held(work.family) &&
-         rounds_held(cut) <= vectors_held(element_bytes);
+  return n_extras(work.family, work.extras) == 0 && !work.top_k && work.aligned && vocab > 0 &&
+         vocab % kLaneColumns == 0 && cut.n_strips <= most_strips_held(work.family) &&
+         rounds_held(cut) * n_matrices(work.family) <= vectors_held(element_bytes);
 }
 
 // The gather of a top-k teacher's ids keeps a bit for each column, whether it is among them, in
@@ -153,7 +165,8 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
     layout.held = can_hold(vocab, element_bytes, work);
     if (layout.held) {
       layout.warps = kHeldWarps;
-      layout.rows_at_a_time = rows_held(element_bytes, rounds_held(layout.cut));
+      layout.rows_at_a_time =
+          rows_held(element_bytes, rounds_held(layout.cut) * n_matrices(family));
       layout.shared_bytes = layout.warps * kHeldBytes;
       return layout;
     }
@@ -200,14 +213,14 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
 struct ClusterWish {
   int cluster, slots;
 };
-inline constexpr ClusterWish kUsualWishes[] = {{1, kSlots + 1}, {1, kSlots},     {2, kSlots},
-                                               {4, kSlots},     {8, kSlots},     {16, kSlots},
-                                               {1, kSlots - 1}, {8, kSlots - 1}, {16, kSlots - 1}};
+inline constexpr ClusterWish kUsualWishes[] = {
+    {1, kSlots + 1}, {1, kSlots},  {2, kSlots},     {3, kSlots},     {4, kSlots},
+    {8, kSlots},     {16, kSlots}, {1, kSlots - 1}, {8, kSlots - 1}, {16, kSlots - 1}};
 // Where rows are only summed, or a teacher's twice, no gradient waits for a third row: two of them
-// in half as many blocks are better (50257 to 200064 columns: by 2 to 30 %).
+// in half as many blocks are better (24576 to 200064 columns: by 1 to 30 %).
 inline constexpr ClusterWish kTwoRowWishes[] = {
-    {1, kSlots}, {2, kSlots},     {2, kSlots - 1}, {4, kSlots},     {4, kSlots - 1},
-    {8, kSlots}, {8, kSlots - 1}, {16, kSlots},    {1, kSlots - 1}, {16, kSlots - 1}};
+    {1, kSlots},     {1, kSlots - 1}, {2, kSlots},     {2, kSlots - 1}, {4, kSlots},
+    {4, kSlots - 1}, {8, kSlots},     {8, kSlots - 1}, {16, kSlots},    {16, kSlots - 1}};
 inline std::span<const ClusterWish> wishes_of(const RowWork& work) {
   const bool twice = has_teacher(work.family) && n_extras(work.family, work.extras) > 0;
   if (twice || work.sums_only()) return kTwoRowWishes;
@@ -277,7 +290,7 @@ inline Result<RowLayout> choose_row_layout(int64_t vocab, DType dtype, const Row
   };
   for (const ClusterWish& wish : wishes_of(work)) {
     if (wish.cluster > device.max_cluster_blocks ||
-        wish.cluster > n_sections(cut_of(vocab, size_of(dtype), family)) ||
+        n_sections(cut_of(vocab, size_of(dtype), family)) % wish.cluster != 0 ||
         (tuning.cluster > 0 && wish.cluster != tuning.cluster)) {
       continue;
     }

@@ -122,10 +122,14 @@ void fill_pass(const HeadConfig& config, std::span<const Pass> passes, size_t wh
   const Pass& pass = passes[which];
   p.scale = static_cast<float>(pass.scale);
   p.log2_scale = static_cast<float>(pass.scale * std::numbers::log2e);
+  p.tempered_log2_scale = static_cast<float>(pass.student_scale * std::numbers::log2e);
+  p.squarings = squarings_of(pass);
   bool smooths = false, measures = false;
   for (size_t t = 0; t < config.terms.size(); ++t) {
     TermParams& term = p.terms[t];
     term.here = static_cast<size_t>(term.pass) == which;
+    term.scale =
+        static_cast<float>(term.kind == LossKind::kDistillation ? pass.student_scale : pass.scale);
     smooths |= term.here && term.smoothing > 0;
     measures |= term.here && term.wants_metrics;
   }

@@ -1,5 +1,5 @@
-// head_rows_sm80_short where all that is summed is a row's softmax, its entropy perhaps: a warp
-// holds some rows in registers while the next are on their way to shared memory. It sums them side
+// head_rows_sm80_short where a row is gone through once for its sums: a warp holds some rows, and
+// their teacher's, in registers while the next are on their way to shared memory. It sums them side
 // by side, the last steps of several sums in one; then each row has a lane for its terms; then the
 // warp writes the gradients.
 #pragma once
@@ -12,6 +12,8 @@ template <class T, int kVectors>
 inline constexpr int kRowsHeld = rows_held(sizeof(T), kVectors);
 template <Family kFamily>
 inline constexpr int kMostStripsHeld = most_strips_held(kFamily);
+template <Family kFamily>
+inline constexpr int kMatrices = n_matrices(kFamily);
 
 // n sums over the warp in fewer shuffles, each in the order of warp_sum: a step that halves the
 // lanes of a value halves the values of a lane. The i-th is in lanes i * 32 / n on.
@@ -42,16 +44,18 @@ __device__ __noinline__ void add_gradients(const HeadParams& p, const RowWord* w
                                            unsigned counting, int lanes, int lane) {
   using T = typename Kind::Element;
   const T* from = static_cast<const T*>(p.logits) + (first - p.first_row) * p.logits_stride;
+  const T* teacher = static_cast<const T*>(p.teacher) + (first - p.first_row) * p.teacher_stride;
   T* to = gradient_at<T>(p, first, 0);
   const int columns = static_cast<int>(p.vocab);
   for (int b = 0; b * lanes < 32 && first + b < end_row(p); ++b) {
     if (counting >> (b * lanes) & 1) {
-      const StreamedStrip<T, true> row{from};
-      write_gradient<Kind>(p, row, row, columns, to, 0, words[b], lane);
+      write_gradient<Kind>(p, StreamedStrip<T, true>{from}, StreamedStrip<T, true>{teacher},
+                           columns, to, 0, words[b], lane);
     } else {
       clear_gradient(p, to, columns, lane);
     }
     from += p.logits_stride;
+    if constexpr (Kind::kHasTeacher) teacher += p.teacher_stride;
     to += p.gradient_stride;
   }
 }
@@ -60,8 +64,9 @@ __device__ __noinline__ void add_gradients(const HeadParams& p, const RowWord* w
 template <class Kind, int kRows, int kStrips, int kRounds>
 class HeldRows {
   using T = typename Kind::Element;
-  static_assert(!Kind::kHasTeacher);
-  static_assert(kRows * kStrips * kRounds <= vectors_held(sizeof(T)));
+  static constexpr int kMatrices = ullage::lossk::cuda::kMatrices<Kind::kFamily>;
+  static_assert(kOwnExtras<Kind::kFamily> == 0);
+  static_assert(kMatrices * kRows * kStrips * kRounds <= vectors_held(sizeof(T)));
   static constexpr int kLanes = 32 / kRows, kLanesOfStrip = kLanes / kStrips;
   static constexpr unsigned kAllRows = ~0u / ((1ull << kLanes) - 1);  // a bit every kLanes
   // Rounds that every strip has, and in full. Of several strips the shortest has two, and the last,
@@ -131,10 +136,11 @@ class HeldRows {
     const bool evaluates_one = evaluates(first);
     if (counting == 0) return clear(first, row, evaluates_one);
     RowInputs in;
-    T label_logit{};
+    T label_logit{}, of_teacher{};
     if (counting >> lane_ & 1) {
       in = load_row_vectors(p_, row, label);
       label_logit = ullage::lossk::cuda::label_logit<T>(p_, row, in.label);
+      if (Kind::kHasTeacher && in.label >= 0) of_teacher = teacher_logit(row, in.label);
     }
     const RowSums sums = row_sums();
     ullage::cuda::ptx::wait_for_previous_kernel();
@@ -143,7 +149,7 @@ class HeldRows {
       in.label_logit = to_float(label_logit);
       const RowWord word = finish_row_alone<Kind>(p_, row, in, sums);
       words_[mine_] = word;
-      of_label = label_gradient(in, word);
+      of_label = label_gradient(in, to_float(of_teacher), word);
     } else if (evaluates_one) {
       clear_outputs(row);
     }
@@ -181,15 +187,21 @@ class HeldRows {
 
   // The rows that count on their way to this lane's places.
   __device__ void ask_for(uint32_t first, unsigned counting) const {
-    const T* from = static_cast<const T*>(p_.logits) + (first - p_.first_row) * p_.logits_stride;
+    ask_for(0, p_.logits, p_.logits_stride, first, counting);
+    if constexpr (Kind::kHasTeacher) ask_for(1, p_.teacher, p_.teacher_stride, first, counting);
+  }
+  __device__ void ask_for(int matrix, const void* rows, int64_t stride, uint32_t first,
+                          unsigned counting) const {
+    const T* from = static_cast<const T*>(rows) + (first - p_.first_row) * stride;
 #pragma unroll
-    for (int b = 0; b < kRows; ++b, from += p_.logits_stride) {
+    for (int b = 0; b < kRows; ++b, from += stride) {
       if (!is_in(counting, b)) continue;
       for_each_vector([&](int s, int r, int i) {
         const T* const at = from + column_[s] + r * kWarpColumns;
 #pragma unroll
         for (int w = 0; w < kWordsOf<T>; ++w) {
-          if (has(s, r)) ullage::cuda::ptx::copy_async(place(b, i, w), at + w * kPerWord<T>);
+          if (!has(s, r)) continue;
+          ullage::cuda::ptx::copy_async(place(matrix, b, i, w), at + w * kPerWord<T>);
         }
       });
     }
@@ -198,20 +210,22 @@ class HeldRows {
   __device__ void take_over() {
     ullage::cuda::ptx::wait_for_copies();
 #pragma unroll
-    for (int b = 0; b < kRows; ++b) {
+    for (int of = 0; of < kMatrices * kRows; ++of) {
+      const int m = of / kRows, b = of % kRows;
       for_each_vector([&](int s, int r, int i) {
-        Vector<T>& v = held_[b][s][r];
+        Vector<T>& v = held_[m][b][s][r];
         if (r >= kFullRounds) fill_with_minus_infinity(v);
 #pragma unroll
         for (int w = 0; w < kWordsOf<T>; ++w) {
-          if (has(s, r)) v.words[w] = *place(b, i, w);
+          if (has(s, r)) v.words[w] = *place(m, b, i, w);
         }
       });
     }
     keep_as_stored();  // before the next are asked for
   }
-  __device__ uint4* place(int b, int i, int w) const {
-    return next_ + ((b * kStrips * kRounds + i) * kWordsOf<T> + w) * 32;
+  __device__ uint4* place(int matrix, int b, int i, int w) const {
+    const int vector = (matrix * kRows + b) * kStrips * kRounds + i;
+    return next_ + (vector * kWordsOf<T> + w) * 32;
   }
   template <class Act>
   static __device__ void for_each_vector(const Act& act) {
@@ -232,38 +246,52 @@ class HeldRows {
   // as many registers, for the gradient.
   __device__ void keep_as_stored() {
 #pragma unroll
-    for (int i = 0; i < kRows * kStrips * kRounds * kWordsOf<T>; ++i) {
+    for (int i = 0; i < kMatrices * kRows * kStrips * kRounds * kWordsOf<T>; ++i) {
       uint4& word = reinterpret_cast<Vector<T>*>(held_)[i / kWordsOf<T>].words[i % kWordsOf<T>];
       asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));
     }
+  }
+
+  __device__ StripMaxima maxima(int b, int s) const {
+    StripMaxima most{};
+#pragma unroll
+    for (int m = 0; m < kMatrices; ++m) {
+      RunningMax<T> running;
+#pragma unroll
+      for (int r = 0; r < kRounds; ++r) running.add(held_[m][b][s][r]);
+      (m == 0 ? most.student : most.teacher) = warp_max(running.value());
+    }
+    return most;
   }
 
   // This lane's row's.
   __device__ RowSums row_sums() const {
     using ullage::cuda::ptx::max_nan;
     constexpr int kCount = kRows * kStrips;
-    float sums[kCount], log_sums[kCount];
+    float sums[kCount], teacher_sums[kCount], log_sums[kCount], tempered_sums[kCount];
     StripSums<Kind> mine;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const auto& strip = held_[i / kStrips][i % kStrips];
-      RunningMax<T> running;
-#pragma unroll
-      for (int r = 0; r < kRounds; ++r) running.add(strip[r]);
-      const float most = warp_max(running.value());
-      const float reference = student_reference<Kind>(p_, most);
+      const int b = i / kStrips, s = i % kStrips;
+      const StripMaxima most = maxima(b, s);
+      const References from = references_of<Kind>(p_, most);
       RelativeSums<Kind> lane_sums;
 #pragma unroll
       for (int r = 0; r < kRounds; ++r) {
-        const int valid = has(i % kStrips, r) ? kLaneColumns : 0;
-        add_columns<Kind>(p_, strip[r], {}, valid, reference, 0, lane_sums);
+        const int valid = has(s, r) ? kLaneColumns : 0;
+        add_columns<Kind>(p_, held_[0][b][s][r], held_[kMatrices - 1][b][s][r], valid, from,
+                          lane_sums);
       }
       sums[i] = lane_sums.sum;
+      teacher_sums[i] = lane_sums.teacher_sum;
       log_sums[i] = lane_sums.log_sum;
-      if (lane_ / kLanesOfStrip == i) mine.max = most;
+      tempered_sums[i] = lane_sums.tempered_sum;
+      if (lane_ / kLanesOfStrip == i) mine.max = most.student, mine.teacher_max = most.teacher;
     }
     mine.sums.sum = spread_sum(sums, lane_);
+    if constexpr (Kind::kHasTeacher) mine.sums.teacher_sum = spread_sum(teacher_sums, lane_);
     if constexpr (Kind::kHasLogSum) mine.sums.log_sum = spread_sum(log_sums, lane_);
+    if constexpr (Kind::kTempered) mine.sums.tempered_sum = spread_sum(tempered_sums, lane_);
     // As a section's one strip; then the sections in the order of warp_sum.
     bring_to(p_, mine, mine.max, mine.teacher_max);
     float max = mine.max;
@@ -282,15 +310,18 @@ class HeldRows {
     return ullage::lossk::cuda::row_sums<Kind>(p_, max, mine.teacher_max, mine.sums);
   }
 
-  // The gradient of this lane's row at its label, if it is a column of this head.
-  __device__ T label_gradient(const RowInputs& in, const RowWord& word) const {
+  __device__ T teacher_logit(int64_t row, int64_t column) const {
+    return static_cast<const T*>(p_.teacher)[(row - p_.first_row) * p_.teacher_stride + column];
+  }
+  // The gradient of this lane's row at its label, if it is a column of this head; t: its teacher's
+  // logit there.
+  __device__ T label_gradient(const RowInputs& in, float t, const RowWord& word) const {
     const float x = Kind::kSoftcap ? softcapped(p_, in.label_logit) : in.label_logit;
-    float g = gradient_of(word.scales.student, word.sums.reference, x) - word.c.label;
+    float g = gradient_of_column<Kind::kFamily>(p_, word.sums, word.c, word.scales,
+                                                LogRatio(word.sums), x, t, 0) -
+              word.c.label;
     if constexpr (Kind::kSoftcap) g *= softcap_slope(x);
     return from_float<T>(g);
-  }
-  __device__ float gradient_of(float scale, float reference, float x) const {
-    return scale * ullage::cuda::ptx::exp2_approx(fmaf(x, p_.log2_scale, -reference));
   }
   __device__ float softcap_slope(float x) const {
     const float tanh_value = x * p_.inverse_softcap;
@@ -303,18 +334,17 @@ class HeldRows {
 #pragma unroll
     for (int b = 0; b < kRows; ++b, to += p_.gradient_stride) {
       if (!is_in(counting, b)) continue;
-      const float scale = words_[b].scales.student, reference = words_[b].sums.reference;
+      const RowWord word = words_[b];
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
         for (int r = 0; r < kRounds; ++r) {
-          float x[8], g[8];
-          unpack_logits<Kind>(p_, held_[b][s][r], has(s, r) ? kLaneColumns : 0, x);
+          float x[8], t[8], g[8];
+          unpack_logits<Kind>(p_, held_[0][b][s][r], has(s, r) ? kLaneColumns : 0, x);
+          if constexpr (Kind::kHasTeacher) unpack(held_[1][b][s][r], t);
+          gradient_of_columns<Kind::kFamily>(p_, word.sums, word.c, word.scales, x, t, g);
 #pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            g[i] = gradient_of(scale, reference, x[i]);
-            if constexpr (Kind::kSoftcap) g[i] *= softcap_slope(x[i]);
-          }
+          for (int i = 0; Kind::kSoftcap && i < 8; ++i) g[i] *= softcap_slope(x[i]);
           const int left = r < kFullRounds ? kWarpColumns : left_[s] - r * kWarpColumns;
           store_whole(to + column_[s] + r * kWarpColumns, g, left, lane_);
         }
@@ -331,44 +361,48 @@ class HeldRows {
   int column_[kStrips];  // a strip's first of this lane
   int left_[kStrips];    // from there to the strip's or the row's end
   bool plain_;           // the gradient is written in whole words, and nothing is added to it
-  Vector<T> held_[kRows][kStrips][kRounds];
+  Vector<T> held_[kMatrices][kRows][kStrips][kRounds];
 };
+
+// `shared`: this warp's. Inlined, or the largest would be called and its state kept in memory.
+template <class Kind, int kStrips, int kRounds>
+__device__ __forceinline__ void run_held_rows(const HeadParams& p, std::byte* shared, int warp,
+                                              int lane) {
+  using T = typename Kind::Element;
+  static_assert(sizeof(RowWord) <= kRowWordBytes);
+  constexpr int kRows = kRowsHeld<T, kStrips * kRounds * kMatrices<Kind::kFamily>>;
+  if constexpr (kRows > 0 && kStrips <= kMostStripsHeld<Kind::kFamily>) {
+    uint4* const next = reinterpret_cast<uint4*>(shared);
+    RowWord* const words = reinterpret_cast<RowWord*>(shared + kShortBytes);
+    const unsigned at = (blockIdx.x * kHeldWarps + warp) * kRows;
+    HeldRows<Kind, kRows, kStrips, kRounds>(p, words, next, lane)
+        .run(static_cast<uint32_t>(p.first_row) + at, gridDim.x * kHeldWarps * kRows);
+  }
+}
 
 template <class Kind>
 __global__ void __launch_bounds__(kHeldWarps * 32, kHeldBlocks)
     held_rows(const __grid_constant__ HeadParams p) {
-  using T = typename Kind::Element;
   extern __shared__ __align__(16) std::byte held_shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   std::byte* const mine = held_shared + warp * kHeldBytes;
-  uint4* const next = reinterpret_cast<uint4*>(mine);
-  RowWord* const words = reinterpret_cast<RowWord*>(mine + kShortBytes);
-  static_assert(sizeof(RowWord) <= kRowWordBytes);
-  const auto run = [&]<int kStrips, int kRounds>() {
-    constexpr int kRows = kRowsHeld<T, kStrips * kRounds>;
-    if constexpr (kRows > 0 && kStrips <= kMostStripsHeld<Kind::kFamily>) {
-      const unsigned at = (blockIdx.x * kHeldWarps + warp) * kRows;
-      HeldRows<Kind, kRows, kStrips, kRounds>(p, words, next, lane)
-          .run(static_cast<uint32_t>(p.first_row) + at, gridDim.x * kHeldWarps * kRows);
-    }
-  };
   static_assert(kRoundsOfStrip == 4);
   switch (p.cut.n_strips == 1 ? p.cut.n_rounds : p.cut.n_strips * kRoundsOfStrip) {
     case 1:
-      run.template operator()<1, 1>();
+      run_held_rows<Kind, 1, 1>(p, mine, warp, lane);
       break;
     case 2:
-      run.template operator()<1, 2>();
+      run_held_rows<Kind, 1, 2>(p, mine, warp, lane);
       break;
     case 3:
     case 4:
-      run.template operator()<1, 4>();
+      run_held_rows<Kind, 1, 4>(p, mine, warp, lane);
       break;
     case 8:
-      run.template operator()<2, 4>();
+      run_held_rows<Kind, 2, 4>(p, mine, warp, lane);
       break;
     default:
-      run.template operator()<4, 4>();
+      run_held_rows<Kind, 4, 4>(p, mine, warp, lane);
   }
   ullage::cuda::ptx::let_next_kernel_start();
 }
@@ -376,7 +410,7 @@ __global__ void __launch_bounds__(kHeldWarps * 32, kHeldBlocks)
 struct HeldRowsKernel {
   template <class Kind>
   static const void* of() {
-    if constexpr (Kind::kHasTeacher) {
+    if constexpr (kOwnExtras<Kind::kFamily> > 0) {
       return nullptr;
     } else {
       return reinterpret_cast<const void*>(&held_rows<Kind>);

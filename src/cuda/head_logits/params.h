@@ -35,17 +35,19 @@ inline constexpr int kShortWarps = 8, kShortBlocks = 3, kRowsOfWarp = 16;
 inline constexpr int64_t kTopKSumsBytes = 256;  // of the gather of top-k ids, at most
 struct RowCut {
   int n_rounds = 0;  // the last may be short
-  int n_strips = 1;  // a power of two; strip s starts at round s * n_rounds / n_strips
+  int n_strips = 1;  // 2^log2_strips or three times as many
   int log2_strips = 0;
+  bool in_thirds = false;      // three times; strip s starts at round s * n_rounds / n_strips
   int strips_per_section = 1;  // a power of two
 };
 
-inline constexpr int64_t kRowWordBytes = 112;  // what the terms' warps tell the others (RowWord)
+inline constexpr int64_t kRowWordBytes = 128;  // what the terms' warps tell the others (RowWord)
 // Bytes of the rows that a warp of short rows takes at a time: what all warps go through twice more
 // mostly fits L1, and a lane's part its registers.
 inline constexpr int64_t kShortBytes = 8192;
 // Short rows in registers: warps of a block, blocks of a multiprocessor, vectors that a lane holds,
-// and so the rows that a warp takes at a time: of one strip, or of several of up to kRoundsOfStrip.
+// a teacher's included, and so the rows that a warp takes at a time: of one strip, or of several of
+// up to kRoundsOfStrip.
 inline constexpr int kHeldWarps = 4, kHeldBlocks = 3, kRoundsOfStrip = 4;
 constexpr int vectors_held(int64_t element_bytes) {
   return static_cast<int>(kShortBytes / (kWarpColumns * element_bytes));
@@ -55,9 +57,10 @@ inline constexpr int64_t kHeldBytes = kShortBytes + kRowsOfWarp * kRowWordBytes;
 constexpr int rounds_held(const RowCut& cut) {
   return cut.n_strips == 1 ? cut.n_rounds : cut.n_strips * kRoundsOfStrip;
 }
-constexpr int rows_held(int64_t element_bytes, int rounds) {
+// `vectors`: of a row and its teacher's.
+constexpr int rows_held(int64_t element_bytes, int vectors) {
   return static_cast<int>(
-      std::bit_floor(static_cast<unsigned>(vectors_held(element_bytes) / rounds)));
+      std::bit_floor(static_cast<unsigned>(vectors_held(element_bytes) / vectors)));
 }
 
 // What the row kernel sums besides the softmax of the logits, fixed when it is compiled.
@@ -68,22 +71,29 @@ enum class Family : int {
   kMixed,          // several divergences together: one more pass over the row
   kJensenShannon,  // sum p ln(p / m) and sum q ln(q / m) of a mixture m: one more pass as well
   kEntropy,        // no dense teacher: sum q ln q, of a run that asks for no other extra
+  kTempered,       // kForward of a student at a scale of its own, beside terms of the labels'
 };
-inline constexpr int kFamilies = 6;
+inline constexpr int kFamilies = 7;
 
 constexpr bool has_teacher(Family family) {
   return family != Family::kLabels && family != Family::kEntropy;
 }
+constexpr int n_matrices(Family family) { return has_teacher(family) ? 2 : 1; }
+// sum p ln q or sum p ln (q / p).
+constexpr bool is_forward(Family family) {
+  return family == Family::kForward || family == Family::kTempered;
+}
 // Whether the first pass sums logarithms beside the exponentials.
 constexpr bool has_log_sum(Family family) {
-  return family == Family::kForward || family == Family::kReverse || family == Family::kEntropy;
+  return is_forward(family) || family == Family::kReverse || family == Family::kEntropy;
 }
 // Of a row that is held in registers. Of several strips, sums of logarithms are sooner formed by a
 // cluster (4096 columns: 1.52 times the copy, not 1.58).
 constexpr int most_strips_held(Family family) { return has_log_sum(family) ? 1 : kMaxStrips; }
 // Values that a strip brings to the two exchanges of a row (row_sums.cuh).
 constexpr int n_sums(Family family) {
-  return (has_teacher(family) ? 4 : 2) + (has_log_sum(family) ? 1 : 0);
+  return (has_teacher(family) ? 4 : 2) + (has_log_sum(family) ? 1 : 0) +
+         (family == Family::kTempered ? 1 : 0);
 }
 // `asked_for`: with the entropy, the smoothing and the arg max, which few ask for.
 constexpr int n_extras(Family family, bool asked_for) {
@@ -99,6 +109,7 @@ struct RowKind {
   static constexpr Family kFamily = kFamily_;
   static constexpr bool kSoftcap = kSoftcap_;
   static constexpr bool kHasTeacher = has_teacher(kFamily_), kHasLogSum = has_log_sum(kFamily_);
+  static constexpr bool kTempered = kFamily_ == Family::kTempered;
   // Rounds whose columns a lane holds at a time; while it looks for maxima, which takes few
   // instructions. A strip has 4 to 10: of five at a time, the loops of those left over would be
   // fetched for them alone.
@@ -127,6 +138,7 @@ struct RowOutput {
 struct TermParams {
   int pass = 0;      // that takes it (passes.h)
   bool here = true;  // that is this launch's
+  float scale = 1;   // of the softmax that it is of
   LossKind kind = LossKind::kCrossEntropy;
   Divergence divergence = Divergence::kCrossEntropy;
   RowMask mask = RowMask::kNone;  // resolved: kLabels, kOwn or kNone
@@ -203,10 +215,14 @@ struct HeadParams {
   // --- The algebra.
   float scale = 1;       // a = scale * softcap(z)
   float log2_scale = 1;  // scale * log2 e
+  // kTempered: of the student beside the teacher; how often its exponentials are squared to be the
+  // labels', 0: never.
+  float tempered_log2_scale = 1;
+  int squarings = 0;
   float teacher_log2_scale = 1;
   float softcap = 0, inverse_softcap = 0;  // 0: none
   float mix_beta = 0.5f;                   // of the pass's Jensen-Shannon terms
-  bool wants_cross = false;                // kForward: cross-entropy, not forward KL
+  bool wants_cross = false;                // not forward KL
   bool wants_entropy = false;
   bool wants_argmax = false;
   bool wants_smoothing = false;    // a term smooths its labels

@@ -1,6 +1,7 @@
 #include "cuda/head_logits/passes.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/head_logits/fill_params.h"
 
@@ -10,11 +11,11 @@ namespace {
 // The pass that a term would have to itself.
 Pass pass_of(const HeadConfig& config, const LossTerm& term) {
   Pass pass;
-  pass.scale = config.options.logits_scale * term.logits_scale;
+  pass.scale = pass.student_scale = config.options.logits_scale * term.logits_scale;
   if (term.kind != LossKind::kDistillation) return pass;
   pass.teacher = term.teacher;
   pass.teacher_scale = pass.scale / term.temperature;
-  pass.scale /= term.student_temperature;
+  pass.scale = pass.student_scale = pass.scale / term.student_temperature;
   if (!is_top_k(config, term) && term.divergence == Divergence::kJensenShannon) {
     pass.beta = term.beta;
   }
@@ -29,11 +30,27 @@ bool go_together(const Pass& a, const Pass& b) {
          (a.beta < 0 || b.beta < 0 || a.beta == b.beta);
 }
 
+// A pass of the labels' softmax takes along the first of forward divergences.
+void take_along_tempered(const HeadConfig& config, std::vector<Pass>& passes) {
+  Pass& labels = passes[0];
+  if (labels.terms.empty() || labels.teacher >= 0) return;
+  const auto tempered = std::find_if(passes.begin(), passes.end(), [&](const Pass& pass) {
+    return family_of(config, pass) == Family::kForward;
+  });
+  if (tempered == passes.end()) return;
+  labels.student_scale = tempered->scale;
+  labels.teacher = tempered->teacher;
+  labels.teacher_scale = tempered->teacher_scale;
+  labels.terms.insert(labels.terms.end(), tempered->terms.begin(), tempered->terms.end());
+  std::sort(labels.terms.begin(), labels.terms.end());
+  passes.erase(tempered);
+}
+
 }  // namespace
 
 std::vector<Pass> passes_of(const HeadConfig& config) {
   std::vector<Pass> passes(1);
-  passes[0].scale = config.options.logits_scale;
+  passes[0].scale = passes[0].student_scale = config.options.logits_scale;
   for (size_t t = 0; t < config.terms.size(); ++t) {
     const Pass own = pass_of(config, config.terms[t]);
     auto taken = std::find_if(passes.begin(), passes.end(),
@@ -46,6 +63,7 @@ std::vector<Pass> passes_of(const HeadConfig& config) {
     taken->beta = std::max(taken->beta, own.beta);
     taken->terms.push_back(t);
   }
+  take_along_tempered(config, passes);
   return passes;
 }
 
@@ -66,8 +84,17 @@ Family family_of(const HeadConfig& config, const Pass& pass) {
   }
   if (cross + forward + reverse + mixture > 1) return Family::kMixed;
   if (mixture) return Family::kJensenShannon;
-  if (cross || forward) return Family::kForward;
+  if (cross || forward) {
+    return pass.student_scale == pass.scale ? Family::kForward : Family::kTempered;
+  }
   return reverse ? Family::kReverse : Family::kLabels;
+}
+
+int squarings_of(const Pass& pass) {
+  for (int s = 1; s <= kMostSquarings; ++s) {
+    if (pass.scale == std::ldexp(pass.student_scale, s)) return s;
+  }
+  return 0;
 }
 
 bool is_sequence_pass(const HeadConfig& config, const Pass& pass) {

@@ -1,6 +1,6 @@
-// Which terms one pass over the rows takes: those of one student's softmax and of one teacher's.
-// Most configurations are one pass; textbook distillation, whose student is tempered where its
-// labels' is not, is two. Every pass adds its part to the gradient.
+// Which terms one pass over the rows takes: those of one student's softmax and of one teacher's,
+// and in textbook distillation, whose student is tempered where its labels' is not, those of two of
+// the student's. Most configurations are one pass; of several, each adds its part to the gradient.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,8 @@
 namespace ullage::lossk::cuda {
 
 struct Pass {
-  double scale = 1;           // a = scale * softcap(z), of the terms of this pass
+  double scale = 1;           // a = scale * softcap(z), of the terms without a teacher
+  double student_scale = 1;   // of the student beside the teacher: another in Family::kTempered
   int teacher = -1;           // of the head's; -1: none
   double teacher_scale = 1;   // of its logits
   double beta = -1;           // of its Jensen-Shannon terms; -1: none
@@ -26,6 +27,11 @@ int64_t n_gradients(const std::vector<Pass>& passes);
 
 // The passes' terms alone say what a pass sums.
 Family family_of(const HeadConfig& config, const Pass& pass);
+// s where a pass's scales differ by 2^s, as they do at the usual temperatures, up to
+// kMostSquarings: e^(scale z) is then e^(student_scale z), squared s times, and costs no
+// exponential. 0 of others.
+inline constexpr int kMostSquarings = 3;
+int squarings_of(const Pass& pass);
 bool is_sequence_pass(const HeadConfig& config, const Pass& pass);
 
 }  // namespace ullage::lossk::cuda

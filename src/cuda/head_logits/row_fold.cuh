@@ -16,6 +16,7 @@ __device__ inline void put_sums(float* table, int n, int i, const StripSums<Kind
     table[kTeacherMax * n + i] = s.teacher_max;
     table[kTeacherSum * n + i] = s.sums.teacher_sum;
   }
+  if constexpr (Kind::kTempered) table[kTemperedSum * n + i] = s.sums.tempered_sum;
   if constexpr (Kind::kHasLogSum) table[kLogSum<Kind> * n + i] = s.sums.log_sum;
 }
 // Strip `i`: its maxima, and the sums of what the lanes of a warp have of it.
@@ -30,11 +31,13 @@ __device__ inline void put_strip(float* table, int n, int i, const StripMaxima& 
   } else {
     float sums[kCount] = {mine.sum};
     if constexpr (Kind::kHasTeacher) sums[1] = mine.teacher_sum;
+    if constexpr (Kind::kTempered) sums[2] = mine.tempered_sum;
     if constexpr (Kind::kHasLogSum) sums[kCount - 1] = mine.log_sum;
     const float sum = spread_sums(sums, lane);
     const int which = lane / kLanesOfSum<kCount>;
     const int kind = which == 0                        ? kSum
                      : which == 1 && Kind::kHasTeacher ? kTeacherSum
+                     : which == 2 && Kind::kTempered   ? kTemperedSum
                                                        : kLogSum<Kind>;
     if (lane % kLanesOfSum<kCount> == 0 && which < kCount) table[kind * n + i] = sum;
     if (lane != 0) return;
@@ -51,6 +54,7 @@ __device__ inline StripSums<Kind> sums_at(const float* table, int n, int i) {
     s.teacher_max = table[kTeacherMax * n + i];
     s.sums.teacher_sum = table[kTeacherSum * n + i];
   }
+  if constexpr (Kind::kTempered) s.sums.tempered_sum = table[kTemperedSum * n + i];
   if constexpr (Kind::kHasLogSum) s.sums.log_sum = table[kLogSum<Kind> * n + i];
   return s;
 }
@@ -59,9 +63,13 @@ __device__ inline StripSums<Kind> sums_at(const float* table, int n, int i) {
 template <class Kind>
 __device__ inline void bring_to(const HeadParams& p, StripSums<Kind>& s, float max,
                                 float teacher_max) {
-  float teacher_by = 0;
+  float teacher_by = 0, tempered_by = 0;
   if constexpr (Kind::kHasTeacher) teacher_by = teacher_shift(p, s.teacher_max, teacher_max);
-  s.sums.shift(p.wants_cross, student_shift<Kind>(p, s.max, max), teacher_by);
+  if constexpr (Kind::kTempered) {
+    tempered_by = student_shift<Kind>(p.tempered_log2_scale, p, s.max, max);
+  }
+  s.sums.shift(p.wants_cross, student_shift<Kind>(p.log2_scale, p, s.max, max), teacher_by,
+               tempered_by);
 }
 
 // Strip `i` of the table of `n`, a lane each; returns the section's, in each of its `per_section`
@@ -86,6 +94,9 @@ __device__ inline StripSums<Kind> section_sums(const HeadParams& p, const float*
     section.sums.sum += __shfl_xor_sync(~0u, section.sums.sum, step);
     if constexpr (Kind::kHasTeacher) {
       section.sums.teacher_sum += __shfl_xor_sync(~0u, section.sums.teacher_sum, step);
+    }
+    if constexpr (Kind::kTempered) {
+      section.sums.tempered_sum += __shfl_xor_sync(~0u, section.sums.tempered_sum, step);
     }
     if constexpr (Kind::kHasLogSum) {
       section.sums.log_sum += __shfl_xor_sync(~0u, section.sums.log_sum, step);
@@ -120,12 +131,17 @@ __device__ inline RowSums row_sums(const HeadParams& p, float max, float teacher
     row.teacher_reference = teacher_max * p.teacher_log2_scale;
   }
   row.sum = all.sum;
-  row.log2_sum = log2f(row.sum);
+  row.log2_sum = row.tempered_log2_sum = log2f(row.sum);
+  if constexpr (Kind::kTempered) {
+    row.tempered_reference = row.max * p.tempered_log2_scale;
+    row.tempered_sum = all.tempered_sum;
+    row.tempered_log2_sum = log2f(row.tempered_sum);
+  }
   if constexpr (Kind::kHasTeacher) {
     row.teacher_sum = all.teacher_sum;
     row.teacher_log2_sum = log2f(row.teacher_sum);
   }
-  if constexpr (kFamily == Family::kForward || kFamily == Family::kReverse) {
+  if constexpr (Kind::kHasTeacher && Kind::kHasLogSum) {
     if (kFamily == Family::kReverse) {
       row.reverse_kl = all.log_sum;
     } else if (p.wants_cross) {

@@ -15,6 +15,7 @@ __device__ inline T* gradient_at(const HeadParams& p, int64_t row, int64_t colum
 // The coefficients as the inner loop wants them, once a row.
 struct GradientScales {
   float student = 0, teacher = 0;  // P / sum 2^u, C / sum 2^v
+  float tempered = 0;              // C / sum 2^w, w: u of the student beside the teacher
   // kReverse: q_j (P + R (ln q_j - ln p_j - KL)) = 2^u (constant + slope * (u - v)); the row's
   // logarithms cancel.
   // kJensenShannon: q_j (P + J (ln (q_j / m_j) - KL)) = 2^u (constant + slope * log2 (m / q)).
@@ -26,7 +27,8 @@ __device__ inline GradientScales gradient_scales(const RowSums& row, const RowCo
   GradientScales s;
   const float inverse_sum = __frcp_rn(row.sum);
   s.student = c.p * inverse_sum;
-  if constexpr (kFamily == Family::kForward) s.teacher = c.teacher * __frcp_rn(row.teacher_sum);
+  if constexpr (kIsForward<kFamily>) s.teacher = c.teacher * __frcp_rn(row.teacher_sum);
+  if constexpr (kFamily == Family::kTempered) s.tempered = c.teacher * __frcp_rn(row.tempered_sum);
   if constexpr (kFamily == Family::kReverse) {
     const float reverse = c.reverse * kLn2;
     s.slope = reverse * inverse_sum;
@@ -40,6 +42,24 @@ __device__ inline GradientScales gradient_scales(const RowSums& row, const RowCo
   return s;
 }
 
+// g of n columns of kTempered, as gradient_of_column.
+template <int n>
+__device__ inline void tempered_gradient(const HeadParams& p, const RowSums& row,
+                                         const GradientScales& scales, const float (&x)[n],
+                                         const float (&t)[n], float (&g)[n]) {
+  using ullage::cuda::ptx::exp2_approx;
+  float tempered[n], labels[n];
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    tempered[i] = exp2_approx(fmaf(x[i], p.tempered_log2_scale, -row.tempered_reference));
+    const float v = fmaf(t[i], p.teacher_log2_scale, -row.teacher_reference);
+    g[i] = scales.tempered * tempered[i] - scales.teacher * exp2_approx(v);
+  }
+  labels_exponentials(p, x, tempered, row.reference, labels);
+#pragma unroll
+  for (int i = 0; i < n; ++i) g[i] = fmaf(scales.student, labels[i], g[i]);
+}
+
 // g of the `i`-th of eight columns, but for smoothing and the label. Products of the student and of
 // the teacher are rounded one by one before they are subtracted, so that equal rows cancel exactly.
 template <Family kFamily>
@@ -47,6 +67,11 @@ __device__ inline float gradient_of_column(const HeadParams& p, const RowSums& r
                                            const RowCoefficients& c, const GradientScales& scales,
                                            const LogRatio& log_ratio, float x, float t, int i) {
   using ullage::cuda::ptx::exp2_approx;
+  if constexpr (kFamily == Family::kTempered) {
+    float g[1];
+    tempered_gradient<1>(p, row, scales, {x}, {t}, g);
+    return g[0];
+  }
   const float u = fmaf(x, p.log2_scale, -row.reference);
   if constexpr (!kHasTeacher<kFamily>) {
     return scales.student * exp2_approx(u);
@@ -82,6 +107,7 @@ __device__ inline void gradient_of_columns(const HeadParams& p, const RowSums& r
                                            const RowCoefficients& c, const GradientScales& scales,
                                            const float (&x)[8], const float (&t)[8],
                                            float (&g)[8]) {
+  if constexpr (kFamily == Family::kTempered) return tempered_gradient(p, row, scales, x, t, g);
   const LogRatio log_ratio(row);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {

@@ -39,6 +39,8 @@ const void* kernel_of(Family family, bool softcap) {
       return of_family.template operator()<Family::kJensenShannon>();
     case Family::kEntropy:
       return of_family.template operator()<Family::kEntropy>();
+    case Family::kTempered:
+      return of_family.template operator()<Family::kTempered>();
   }
   return nullptr;
 }

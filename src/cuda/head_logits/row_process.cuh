@@ -75,7 +75,7 @@ __device__ inline void write_losses(const HeadParams& p, const TermParams& term,
   RowCoefficients unused;
   if (lane >= p.n_terms || !term.here || term.sequence >= 0) return;
   p.row_losses[lane * p.n_tok + row] =
-      term_of_row(p, term, row, true, in, done.word.sums, gain, done.log_prob, {}, unused);
+      term_of_row<Kind::kFamily>(p, term, row, in, done.word.sums, gain, done.log_prob, {}, unused);
 }
 
 // What a row reports.
@@ -125,14 +125,20 @@ __device__ inline void write_finished_row(const HeadParams& p, int64_t row, cons
   if (p.row_words != nullptr) static_cast<RowWord*>(p.row_words)[row] = done.word;
 }
 
+// Rounds before a strip. Rows in thirds are short.
+template <class Int>
+__device__ inline Int first_round(const RowCut& cut, Int strip) {
+  const Int part = strip * cut.n_rounds >> cut.log2_strips;
+  return cut.in_thirds ? static_cast<Int>(static_cast<unsigned>(part) / 3) : part;
+}
 // The first column of a strip; its number and the rounds multiply to less than 2^31.
 __device__ inline int first_column(const HeadParams& p, int strip) {
-  return (strip * p.cut.n_rounds >> p.cut.log2_strips) * kWarpColumns;
+  return first_round(p.cut, strip) * kWarpColumns;
 }
 // The columns of strips `first` to before `last`.
 __device__ inline int columns_between(const HeadParams& p, int first, int last) {
   const int from = first_column(p, first);
-  const int64_t to = (int64_t{last} * p.cut.n_rounds >> p.cut.log2_strips) * kWarpColumns;
+  const int64_t to = first_round(p.cut, int64_t{last}) * kWarpColumns;
   return static_cast<int>((to < p.vocab ? to : p.vocab) - from);
 }
 

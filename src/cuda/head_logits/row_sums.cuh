@@ -23,18 +23,21 @@ __device__ inline float float_at(const RowFloats& v, int64_t i, float otherwise)
 
 template <Family kFamily>
 inline constexpr bool kHasTeacher = has_teacher(kFamily);
+template <Family kFamily>
+inline constexpr bool kIsForward = is_forward(kFamily);
 
 // What a strip, a section and a row bring to the first exchange: values and their order in it.
 enum SumPartial : int {
-  kMax = 0,         // max x
-  kSum = 1,         // sum 2^u
-  kTeacherMax = 2,  // with a teacher
-  kTeacherSum = 3,  // sum 2^v
+  kMax = 0,          // max x
+  kSum = 1,          // sum 2^u
+  kTeacherMax = 2,   // with a teacher
+  kTeacherSum = 3,   // sum 2^v
+  kTemperedSum = 4,  // kTempered: sum 2^w, w: u of the student beside the teacher
 };
 template <Family kFamily>
 inline constexpr int kSums = n_sums(kFamily);
-// Then, where there is one: kForward: sum 2^v u or sum 2^v (u - v); kReverse: sum 2^u (u - v);
-// kEntropy: sum 2^u u.
+// Then, where there is one: kForward: sum 2^v u or sum 2^v (u - v); kTempered: the same of w;
+// kReverse: sum 2^u (u - v); kEntropy: sum 2^u u.
 template <class Kind>
 inline constexpr int kLogSum = kSums<Kind::kFamily> - 1;
 
@@ -73,6 +76,8 @@ struct RowSums {
   float stored_max = 0;  // before the softcap
   float max = 0, reference = 0, sum = 1, log2_sum = 0;
   float teacher_max = 0, teacher_reference = 0, teacher_sum = 1, teacher_log2_sum = 0;
+  // Of the student beside the teacher; but for kTempered, only the logarithm is kept, that of sum.
+  float tempered_reference = 0, tempered_sum = 1, tempered_log2_sum = 0;
   float cross = 0, forward_kl = 0, reverse_kl = 0;  // base 2, as the partials have them
   float teacher_from_mix = 0, student_from_mix = 0;
   float entropy = 0, smooth = 0;
@@ -96,13 +101,13 @@ __device__ inline void warp_sums(float (&x)[n]) {
     for (int i = 0; i < n; ++i) x[i] += other[i];
   }
 }
-// The same sums of two or three values in fewer shuffles: a step that halves the lanes of a value
+// The same sums of two to four values in fewer shuffles: a step that halves the lanes of a value
 // halves the values of a lane. The i-th is in lane i * kLanesOfSum<n>.
 template <int n>
 inline constexpr int kLanesOfSum = n == 2 ? 16 : 8;
 template <int n>
 __device__ inline float spread_sums(const float (&x)[n], int lane) {
-  static_assert(n == 2 || n == 3);
+  static_assert(n >= 2 && n <= 4);
   const auto exchanged = [](float keep, float give, int step) {
     return keep + __shfl_xor_sync(~0u, give, step);
   };
@@ -113,6 +118,10 @@ __device__ inline float spread_sums(const float (&x)[n], int lane) {
     const float first = exchanged(upper ? x[2] : x[0], upper ? x[0] : x[2], 16);
     const float other = exchanged(x[1], x[1], 16);
     mine = exchanged(upper || !second ? first : other, upper || second ? first : other, 8);
+  } else if constexpr (n == 4) {
+    const float first = exchanged(upper ? x[2] : x[0], upper ? x[0] : x[2], 16);
+    const float other = exchanged(upper ? x[3] : x[1], upper ? x[1] : x[3], 16);
+    mine = exchanged(second ? other : first, second ? first : other, 8);
   } else {
     mine = exchanged(mine, mine, 8);
   }
@@ -153,18 +162,24 @@ __device__ inline float reference_of(float max, float log2_scale) {
 // The sums of some of a row's columns, relative to references that stand beside them.
 template <class Kind>
 struct RelativeSums {
-  float sum = 0, teacher_sum = 0, log_sum = 0;
+  float sum = 0, teacher_sum = 0, log_sum = 0, tempered_sum = 0;
 
-  // From references R, T to R - by, T - teacher_by. What is left of sums far below those is
-  // nothing, and not 0 times what may be infinite: beside a maximum of -1e10, the rounding of R
-  // alone makes 2^u so; and where one row is -inf, the other's columns are infinitely far from it.
-  __device__ void shift(bool cross, float by, float teacher_by) {
+  // From references R, T to R - by, T - teacher_by; kTempered: W to W - tempered_by. What is left
+  // of sums far below those is nothing, and not 0 times what may be infinite: beside a maximum of
+  // -1e10, the rounding of R alone makes 2^u so; and where one row is -inf, the other's columns are
+  // infinitely far from it.
+  __device__ void shift(bool cross, float by, float teacher_by, float tempered_by) {
     const float weight = ullage::cuda::ptx::exp2_approx(by);
     const auto part = [](float of, float value) { return of == 0 ? 0.0f : of * value; };
     if constexpr (Kind::kHasTeacher) {
       const float teacher_weight = ullage::cuda::ptx::exp2_approx(teacher_by);
-      if constexpr (Kind::kFamily == Family::kForward) {
-        log_sum = part(teacher_weight, fmaf(cross ? by : by - teacher_by, teacher_sum, log_sum));
+      if constexpr (kIsForward<Kind::kFamily>) {
+        const float student_by = Kind::kTempered ? tempered_by : by;
+        log_sum = part(teacher_weight,
+                       fmaf(cross ? student_by : student_by - teacher_by, teacher_sum, log_sum));
+      }
+      if constexpr (Kind::kTempered) {
+        tempered_sum = part(ullage::cuda::ptx::exp2_approx(tempered_by), tempered_sum);
       }
       if constexpr (Kind::kFamily == Family::kReverse) {
         log_sum = part(weight, fmaf(by - teacher_by, sum, log_sum));
@@ -187,6 +202,10 @@ __device__ inline RelativeSums<Kind> warp_sum(const RelativeSums<Kind>& mine) {
     float all[] = {mine.sum, mine.log_sum};
     warp_sums(all);
     return {all[0], 0, all[1]};
+  } else if constexpr (Kind::kTempered) {
+    float all[] = {mine.sum, mine.teacher_sum, mine.log_sum, mine.tempered_sum};
+    warp_sums(all);
+    return {all[0], all[1], all[2], all[3]};
   } else if constexpr (Kind::kHasLogSum) {
     float all[] = {mine.sum, mine.teacher_sum, mine.log_sum};
     warp_sums(all);
@@ -205,10 +224,10 @@ struct StripSums {
   RelativeSums<Kind> sums;
 };
 
-// The reference of a student's stored maximum.
+// The reference of a student's stored maximum, at a scale.
 template <class Kind>
-__device__ inline float student_reference(const HeadParams& p, float max) {
-  return reference_of(Kind::kSoftcap ? softcapped(p, max) : max, p.log2_scale);
+__device__ inline float student_reference(float log2_scale, const HeadParams& p, float max) {
+  return reference_of(Kind::kSoftcap ? softcapped(p, max) : max, log2_scale);
 }
 __device__ inline float teacher_reference(const HeadParams& p, float max) {
   return reference_of(max, p.teacher_log2_scale);
@@ -216,10 +235,11 @@ __device__ inline float teacher_reference(const HeadParams& p, float max) {
 // How far the sums beside `max` are from those beside `to`. Nothing but -inf has no reference,
 // unless a softcap makes it finite.
 template <class Kind>
-__device__ inline float student_shift(const HeadParams& p, float max, float to) {
+__device__ inline float student_shift(float log2_scale, const HeadParams& p, float max, float to) {
   return max == minus_infinity<float>() && !Kind::kSoftcap
              ? 0.0f
-             : student_reference<Kind>(p, max) - student_reference<Kind>(p, to);
+             : student_reference<Kind>(log2_scale, p, max) -
+                   student_reference<Kind>(log2_scale, p, to);
 }
 __device__ inline float teacher_shift(const HeadParams& p, float max, float to) {
   return max == minus_infinity<float>() ? 0.0f
@@ -287,22 +307,75 @@ __device__ inline float tree_sum(const float (&e)[8]) {
   return ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
 }
 
+// The labels' 2^u of columns x, beside those of the student beside the teacher. References are
+// squared exactly as well: a power of two times another.
+template <int n>
+__device__ inline void labels_exponentials(const HeadParams& p, const float (&x)[n],
+                                           const float (&tempered)[n], float reference,
+                                           float (&e)[n]) {
+  if (p.squarings == 0) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      e[i] = ullage::cuda::ptx::exp2_approx(fmaf(x[i], p.log2_scale, -reference));
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < n; ++i) e[i] = tempered[i] * tempered[i];
+#pragma unroll 1
+  for (int s = 1; s < p.squarings; ++s) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) e[i] *= e[i];
+  }
+}
+
+// The largest of a strip, student's and teacher's; in every lane.
+struct StripMaxima {
+  float student, teacher;
+};
+// What the exponents of its columns are taken from.
+struct References {
+  float student, teacher, tempered;
+};
+template <class Kind>
+__device__ inline References references_of(const HeadParams& p, const StripMaxima& most) {
+  References from{student_reference<Kind>(p.log2_scale, p, most.student), 0, 0};
+  if constexpr (Kind::kHasTeacher) from.teacher = teacher_reference(p, most.teacher);
+  if constexpr (Kind::kTempered) {
+    from.tempered = student_reference<Kind>(p.tempered_log2_scale, p, most.student);
+  }
+  return from;
+}
+
 // Adds eight columns to a lane's sums; `valid`: of them.
 template <class Kind>
 __device__ inline void add_columns(const HeadParams& p,
                                    const Vector<typename Kind::Element>& student,
                                    const Vector<typename Kind::Element>& teacher, int valid,
-                                   float reference, float teacher_reference,
-                                   RelativeSums<Kind>& sums) {
+                                   const References& from, RelativeSums<Kind>& sums) {
   using ullage::cuda::ptx::exp2_approx;
   float x[8], e[8];
   unpack_logits<Kind>(p, student, valid, x);
+  if constexpr (Kind::kTempered) {
+    float w[8], labels[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    x[i] = fmaf(x[i], p.log2_scale, -reference);
-    e[i] = exp2_approx(x[i]);
+    for (int i = 0; i < 8; ++i) {
+      w[i] = fmaf(x[i], p.tempered_log2_scale, -from.tempered);
+      e[i] = exp2_approx(w[i]);
+    }
+    sums.tempered_sum += tree_sum(e);
+    labels_exponentials(p, x, e, from.student, labels);
+    sums.sum += tree_sum(labels);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = w[i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      x[i] = fmaf(x[i], p.log2_scale, -from.student);
+      e[i] = exp2_approx(x[i]);
+    }
+    sums.sum += tree_sum(e);
   }
-  sums.sum += tree_sum(e);
   // Columns without probability are left out: 0 * log 0 is 0.
   if constexpr (Kind::kFamily == Family::kEntropy) {
 #pragma unroll
@@ -315,11 +388,11 @@ __device__ inline void add_columns(const HeadParams& p,
     unpack(teacher, t);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      t[i] = fmaf(t[i], p.teacher_log2_scale, -teacher_reference);
+      t[i] = fmaf(t[i], p.teacher_log2_scale, -from.teacher);
       et[i] = exp2_approx(t[i]);
     }
     sums.teacher_sum += tree_sum(et);
-    if constexpr (Kind::kFamily == Family::kForward) {
+    if constexpr (kIsForward<Kind::kFamily>) {
       // 1, or 0 for a cross-entropy.
       const float with_teacher = p.wants_cross ? 0.0f : 1.0f;
 #pragma unroll
@@ -335,10 +408,6 @@ __device__ inline void add_columns(const HeadParams& p,
   }
 }
 
-// The largest of a strip, student's and teacher's; in every lane.
-struct StripMaxima {
-  float student, teacher;
-};
 template <class Kind, class Strip>
 __device__ inline StripMaxima strip_maxima(const Strip& student, const Strip& teacher, int columns,
                                            int lane) {
@@ -382,14 +451,12 @@ __device__ inline RelativeSums<Kind> lane_sums(const HeadParams& p, const Strip&
                                                const Strip& teacher, int columns, int lane,
                                                const StripMaxima& most) {
   using T = typename Kind::Element;
-  const float reference = student_reference<Kind>(p, most.student);
-  const float teacher_reference = ullage::lossk::cuda::teacher_reference(p, most.teacher);
+  const References from = references_of<Kind>(p, most);
   RelativeSums<Kind> sums;
   for_each_vector<Kind, kRoundsOf<Kind, Strip, Kind::kRounds>>(
       student, teacher, columns, lane,
       [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
-        add_columns<Kind>(p, mine, others, kTail ? columns - column : kLaneColumns, reference,
-                          teacher_reference, sums);
+        add_columns<Kind>(p, mine, others, kTail ? columns - column : kLaneColumns, from, sums);
       });
   return sums;
 }

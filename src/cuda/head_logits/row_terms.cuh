@@ -3,7 +3,8 @@
 //   d total / d z_j = q_j (P + R (ln q_j - ln p_j - KL(q | p)) + J (ln (q_j / m_j) - KL(q | m)))
 //                     - C p_j - U w_j - L [j = y]
 //
-// times the softcap's slope; w_j are the class weights, or 1.
+// times the softcap's slope; w_j are the class weights, or 1. In kTempered, + C s_j as well, of the
+// student s beside the teacher, whose part P has elsewhere.
 #pragma once
 
 #include "contract/token_losses.h"
@@ -175,9 +176,10 @@ __device__ inline float divergence_loss(const TermParams& term, const RowSums& r
   }
   switch (term.divergence) {
     case Divergence::kCrossEntropy:
-      return kLn2 * (row.log2_sum - row.cross / row.teacher_sum);
+      return kLn2 * (row.tempered_log2_sum - row.cross / row.teacher_sum);
     case Divergence::kForwardKl:
-      return kLn2 * ((row.log2_sum - row.teacher_log2_sum) - row.forward_kl / row.teacher_sum);
+      return kLn2 *
+             ((row.tempered_log2_sum - row.teacher_log2_sum) - row.forward_kl / row.teacher_sum);
     default:
       return kLn2 * (row.reverse_kl / row.sum - (row.log2_sum - row.teacher_log2_sum));
   }
@@ -189,12 +191,12 @@ struct TopKTerm {
 };
 
 // One term's loss of one row, and what it adds to the coefficients.
+template <Family kFamily>
 __device__ inline float term_of_row(const HeadParams& p, const TermParams& term, int64_t row_index,
-                                    bool normalized, const RowInputs& in, const RowSums& row,
-                                    float term_gain, float log_prob, const TopKTerm& top_k,
-                                    RowCoefficients& add) {
+                                    const RowInputs& in, const RowSums& row, float term_gain,
+                                    float log_prob, const TopKTerm& top_k, RowCoefficients& add) {
   if (!term_counts(p, term, row_index, in)) return 0;
-  const float gain = term_gain * in.upstream * p.scale;
+  const float gain = term_gain * in.upstream * term.scale;
   switch (term.kind) {
     case LossKind::kCrossEntropy: {
       const float hit = (1.0f - term.smoothing) * in.class_weight;
@@ -229,10 +231,11 @@ __device__ inline float term_of_row(const HeadParams& p, const TermParams& term,
           add.mix = slope * (1.0f - term.beta);
           break;
         default:
-          add.p = slope;
+          // Its student's has the coefficient of the teacher.
+          if (kFamily != Family::kTempered) add.p = slope;
           add.teacher = slope;
       }
-      return term.loss_scale * divergence_loss(term, row, normalized);
+      return term.loss_scale * divergence_loss(term, row, kOwnExtras<kFamily> > 0);
     }
     case LossKind::kGspo:
     case LossKind::kDpo: {
@@ -272,7 +275,7 @@ __device__ inline void for_each_coefficient(const Act& act) {
   act(&RowCoefficients::p);
   act(&RowCoefficients::label);
   act(&RowCoefficients::uniform);
-  if constexpr (kFamily == Family::kForward || kFamily == Family::kMixed) {
+  if constexpr (kIsForward<kFamily> || kFamily == Family::kMixed) {
     act(&RowCoefficients::teacher);
   }
   if constexpr (kFamily == Family::kReverse || kFamily == Family::kMixed) {
@@ -290,8 +293,7 @@ __device__ inline RowCoefficients evaluate_terms(const HeadParams& p, const Term
                                                  const TopKTerm& top_k, int lane, bool write) {
   RowCoefficients c;
   if (lane < p.n_terms && term.here) {
-    const float loss =
-        term_of_row(p, term, row_index, kOwnExtras<kFamily> > 0, in, row, gain, log_prob, top_k, c);
+    const float loss = term_of_row<kFamily>(p, term, row_index, in, row, gain, log_prob, top_k, c);
     if (term.weight == 0) c = {};
     if (write && term.sequence < 0) p.row_losses[lane * p.n_tok + row_index] = loss;
   }
@@ -314,8 +316,8 @@ __device__ inline RowCoefficients evaluate_terms_alone(const HeadParams& p, int6
     c = {};
     if (t < p.n_terms && p.terms[t].here) {
       const TermParams& term = p.terms[t];
-      const float loss = term_of_row(p, term, row_index, kOwnExtras<kFamily> > 0, in, row,
-                                     p.census->gain[t], log_prob, {}, c);
+      const float loss =
+          term_of_row<kFamily>(p, term, row_index, in, row, p.census->gain[t], log_prob, {}, c);
       if (term.weight == 0) c = {};
       if (term.sequence < 0) p.row_losses[t * p.n_tok + row_index] = loss;
     }

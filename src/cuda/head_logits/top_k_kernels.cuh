@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(32 * kPatchWarps)
     for (int t = 0; t < p.n_terms; ++t) {
       const TermParams& term = p.terms[t];
       if (!term.top_k || term.weight == 0 || !term_counts(p, term, row, in)) continue;
-      const float slope = p.census->gain[t] * in.upstream * p.scale * term.loss_scale;
+      const float slope = p.census->gain[t] * in.upstream * term.scale * term.loss_scale;
       g += slope * top_k_delta(p, term, totals[t], log_p, log_q);
     }
     if (p.softcap > 0) {
