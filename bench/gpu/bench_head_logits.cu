@@ -397,9 +397,10 @@ void sweep_shape(Shapes& shape) {
   for (const int cluster : {1, 2, 3, 4, 8}) {
     for (const int slots : {2, 3, 4, 6}) {
       const cuda::Tuning tuning = {.cluster = cluster, .slots = slots};
+      shape.measure(forward, Shapes::kOutOfPlace, "", tuning);
+      if (cluster == 3) continue;  // for nothing else
       shape.measure(ce_z, Shapes::kOutOfPlace, "", tuning);
       shape.measure({"ce", {kCe}}, Shapes::kForward, "", tuning);
-      shape.measure(forward, Shapes::kOutOfPlace, "", tuning);
       shape.measure(forward, Shapes::kForward, "", tuning);
       shape.measure(mixed, Shapes::kOutOfPlace, "", tuning);
     }

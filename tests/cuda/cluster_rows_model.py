@@ -352,7 +352,7 @@ def drawn(seed):
     gradient, extras = rng.random() < 0.6, rng.random() < 0.4
     return {
         "seed": seed,
-        "blocks": rng.choice([1, 2, 2, 4, 8]),
+        "blocks": rng.choice([1, 2, 2, 3, 4, 8]),
         "groups": groups,
         # Sums alone, too, are taken by a plan for gradients: the first launch of sequence losses.
         "slots": groups + rng.choice([1, 1, 2]) if not (gradient or extras) and rng.random() < 0.7 else rng.choice([2, 3, 3, 5]) * groups,

@@ -196,6 +196,46 @@ TEST_F(CudaHeadBits, TwoSoftmaxesOfAPassAreThoseOfTwo) {
   }
 }
 
+// The tempered student's, at a temperature of which the labels' exponentials are squares or not.
+void temper(RandomHead& head, double temperature) {
+  for (LossTerm& term : head.config.terms) {
+    if (term.student_temperature != 1) term.student_temperature = temperature;
+  }
+}
+
+// A teacher's rows of odd and of even length, whatever word they begin in.
+TEST_F(CudaHeadBits, ClustersOfThreeAreThoseOfTheOtherKernels) {
+  const struct {
+    DType dtype;
+    int64_t vocab;
+  } cases[] = {
+      {DType::kBF16, 41001}, {DType::kF16, 50257}, {DType::kBF16, 50264}, {DType::kF32, 25000}};
+  for (const auto& names : {std::vector<std::string>{"kd_fkl", "ce"},
+                            {"kd_rkl"},
+                            {"kd_ce"},
+                            {"kd_tempered_fkl", "ce"},
+                            {"kd_tempered_fkl", "z"}}) {
+    for (const auto& [dtype, vocab] : cases) {
+      RandomHead head = draw(names, rng, 7, vocab, dtype);
+      temper(head, names.back() == "z" ? 1.3 : 2);
+      for (const bool added : {false, true}) {
+        for (const int64_t shift : {0, 3}) {
+          DeviceOptions options = {.dtype = dtype, .accumulate = added, .row_outputs = false};
+          options.logits = options.teacher = options.gradient_at = {.pad = 0, .shift = shift};
+          const DeviceResult first = run_on_device(head.config, head.inputs, options);
+          EXPECT_EQ(first.kernel, "head_rows_sm90_cluster");
+          EXPECT_TRUE(first.padding_untouched);
+          options.kernel = "head_rows_sm80_streamed";
+          expect_same(first, run_on_device(head.config, head.inputs, options),
+                      names[0] + " " + std::string(name_of(dtype)) + " " + std::to_string(vocab) +
+                          " shift " + std::to_string(shift) + (added ? " added" : ""));
+        }
+      }
+      if (HasFailure()) return;
+    }
+  }
+}
+
 // Several rows a warp, each with a lane for its terms.
 TEST_F(CudaHeadBits, ShortRowsAreThoseOfTheOtherKernels) {
   auto mixes = kMixes;
@@ -301,6 +341,7 @@ TEST_F(CudaHeadBits, RowsHeldInRegistersAndGradientsAddedTo) {
     const auto& [dtype, vocab, kernel] = each;
     RandomHead head = draw(names, rng, 37, vocab, dtype);
     if (below(rng, 4) == 0) head.config.options.softcap = 3;
+    temper(head, below(rng, 2) == 0 ? 4 : 1.3);
     for (int64_t r = 0; r < 37; r += 3) head.inputs.labels[r] = -100;
     for (const bool added : {false, true}) {
       // Short rows of several strips are chosen, and not forced, for they are not for all.
@@ -340,6 +381,7 @@ TEST_F(CudaHeadBits, DoNotDependOnTheShiftOfTheirWords) {
     for (const auto& [names, softcap] : mixes) {
       for (const auto& [vocab, cluster] : cases) {
         RandomHead head = draw(names, rng, kRows, vocab, dtype);
+        temper(head, vocab % 2 == 0 ? 2 : 1.3);
         head.config.options.softcap = softcap;
         for (int64_t r = 0; r < kRows; ++r) {
           for (int64_t j = 0; j < vocab; ++j) {

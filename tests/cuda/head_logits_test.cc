@@ -265,10 +265,15 @@ TEST_F(CudaHead, EntropyInTheFirstPass) {
 TEST_F(CudaHead, TextbookDistillation) {
   const std::vector<std::vector<std::string>> mixes = {
       {"kd_tempered_fkl", "ce"}, {"ce_smoothed", "kd_tempered_ce", "z", "grpo_0", "gspo_0"}};
+  // Beside a label term that has the tempered student's softmax, it stays in a pass with that.
+  RandomHead halved = draw(mix({"kd_tempered_fkl", "ce", "ce_scaled"}), rng, 5, 3000, DType::kF32);
+  halved.config.terms[0].student_temperature = 2;
+  halved.config.terms[2].logits_scale = 0.5;
+  expect_oracle(halved, {.dtype = DType::kF32}, "beside a label term of its softmax");
   for (const double temperature : {0.5, 1.3, 2.0, 4.0, 8.0, 16.0}) {
     for (const int64_t vocab : {3, 256, 1000, 2051, 9001, 50257}) {
-      for (const std::string variant :
-           {"plain", "softcap", "scale", "forward only", "accumulate", "misaligned", "in place"}) {
+      for (const std::string variant : {"plain", "softcap", "scale", "forward only", "accumulate",
+                                        "misaligned", "in place", "no row outputs"}) {
         // The long rows in two variants: the oracle takes its time.
         if (vocab > 10'000 && (temperature != 2 || (variant != "plain" && variant != "in place"))) {
           continue;
@@ -285,6 +290,7 @@ TEST_F(CudaHead, TextbookDistillation) {
         if (variant == "forward only") options.gradient = false;
         if (variant == "accumulate") options.accumulate = true;
         if (variant == "in place") options.in_place = true;
+        if (variant == "no row outputs") options.row_outputs = false;
         if (variant == "misaligned") {
           options.logits = {.pad = 3, .shift = 1};
           options.teacher = {.pad = 0, .shift = 5};

@@ -154,6 +154,7 @@ TEST(CudaHeadPlan, BookingsAddUp) {
 TEST(CudaHeadPlan, APassIsOfOneSoftmaxAndOneTeacher) {
   const LossTerm ce{.name = "ce"}, z{.name = "z", .kind = LossKind::kZLoss};
   const LossTerm scaled{.name = "scaled", .logits_scale = 2};
+  const LossTerm halved{.name = "halved", .logits_scale = 0.5};
   const LossTerm kl{
       .name = "kl", .kind = LossKind::kDistillation, .divergence = Divergence::kForwardKl};
   const auto with = [&](auto set) {
@@ -186,6 +187,7 @@ TEST(CudaHeadPlan, APassIsOfOneSoftmaxAndOneTeacher) {
                {{warm_mixed, ce}, {{1}, {0}}},
                {{warm_mixed, warm, ce}, {{2}, {0, 1}}},
                {{kl, warm, ce}, {{0, 2}, {1}}},
+               {{ce, warm, halved}, {{0}, {1, 2}}},
                {{warm, scaled}, {{}, {0}, {1}}},
                {{warm_other, z, warm_top_k, warm}, {{0, 1}, {2}, {3}}},
                {{ce, warm_teacher}, {{0, 1}}},
@@ -269,12 +271,15 @@ TEST(CudaHeadPlan, GathersAndPatchesTopKIds) {
 TEST(CudaHeadPlan, LayoutsFitAndCoverTheRow) {
   const CudaDevice h200;
   for (int64_t vocab = 1025; vocab < 220'000; vocab += 1 + vocab / 7) {
-    for (int family = 0; family < cuda::kFamilies; ++family) {
+    for (int each = 0; each < cuda::kFamilies * 8; ++each) {
+      const DType dtype = each % 2 == 0 ? DType::kF32 : DType::kBF16;
+      const cuda::RowWork work = {.family = static_cast<cuda::Family>(each / 8),
+                                  .extras = each / 2 % 2 == 0,
+                                  .aligned = each / 4 % 2 == 0};
       std::vector<Rejection> rejections;
-      const auto layout = cuda::choose_row_layout(
-          vocab, DType::kF32, {.family = static_cast<cuda::Family>(family), .extras = true}, h200,
-          "", {}, rejections);
+      const auto layout = cuda::choose_row_layout(vocab, dtype, work, h200, "", {}, rejections);
       ASSERT_TRUE(layout.ok());
+      if (layout->held) continue;
       ASSERT_EQ(layout->kernel, cuda::RowKernel::kCluster) << vocab;
       EXPECT_LE(layout->shared_bytes, h200.shared_per_block_bytes);
       const cuda::RowCut& cut = layout->cut;
@@ -287,7 +292,7 @@ TEST(CudaHeadPlan, LayoutsFitAndCoverTheRow) {
       EXPECT_EQ(layout->strips_per_warp * layout->warps, layout->strips_per_block);
       EXPECT_LE(layout->warps, cuda::kMaxColumnWarps);
       EXPECT_EQ(layout->matrix_bytes % 16, 0);
-      EXPECT_GE(layout->matrix_bytes * layout->cluster, vocab * 4);
+      EXPECT_GE(layout->matrix_bytes * layout->cluster, vocab * size_of(dtype));
     }
   }
 }
@@ -321,6 +326,55 @@ TEST(CudaHeadPlan, ThreeRowsOfTheUsualVocabulariesAreUnderWay) {
     ASSERT_TRUE(forward.ok());
     EXPECT_EQ(forward->cluster, each.cluster) << each.vocab;
     EXPECT_EQ(forward->slots, cuda::kSlots) << each.vocab;
+  }
+}
+
+// Of a teacher's rows that three blocks hold, and of no others.
+TEST(CudaHeadPlan, RowsInThirds) {
+  using cuda::Family;
+  const struct {
+    int64_t vocab;
+    DType dtype;
+    Family family;
+    int cluster;
+  } cases[] = {
+      {38400, DType::kBF16, Family::kLabels, 2},   {38401, DType::kBF16, Family::kForward, 3},
+      {50257, DType::kF16, Family::kReverse, 3},   {56832, DType::kBF16, Family::kTempered, 3},
+      {56833, DType::kBF16, Family::kTempered, 4}, {28416, DType::kF32, Family::kTempered, 3},
+      {28417, DType::kF32, Family::kForward, 4},   {50257, DType::kBF16, Family::kLabels, 2},
+      {50257, DType::kBF16, Family::kMixed, 2},    {100352, DType::kBF16, Family::kForward, 8}};
+  for (const auto& [vocab, dtype, family, cluster] : cases) {
+    for (const bool aligned : {false, true}) {
+      std::vector<Rejection> rejections;
+      const auto layout = cuda::choose_row_layout(
+          vocab, dtype, {.family = family, .aligned = aligned}, CudaDevice{}, "", {}, rejections);
+      ASSERT_TRUE(layout.ok());
+      EXPECT_EQ(layout->cluster, cluster) << vocab;
+      EXPECT_EQ(layout->cut.in_thirds, cluster == 3) << vocab;
+      EXPECT_EQ(layout->warps, cuda::kMaxColumnWarps) << vocab;
+    }
+  }
+}
+
+// Three rows of as many warps as there can be: no number of columns falls between strips and
+// blocks.
+TEST(CudaHeadPlan, EveryWarpHasAStrip) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const auto family : {cuda::Family::kLabels, cuda::Family::kForward}) {
+      const int64_t column_bytes = size_of(dtype) * cuda::n_matrices(family);
+      for (int64_t eighth = 257; eighth * 8 * column_bytes < 16 * 74 * 1024;
+           eighth += 1 + eighth / 200) {
+        const int64_t vocab = eighth * 8;
+        std::vector<Rejection> rejections;
+        const auto layout = cuda::choose_row_layout(vocab, dtype, {.family = family}, CudaDevice{},
+                                                    "", {}, rejections);
+        ASSERT_TRUE(layout.ok());
+        if (layout->held) continue;
+        EXPECT_EQ(layout->warps * layout->groups, cuda::kMaxColumnWarps) << vocab;
+        EXPECT_GE(layout->slots, cuda::kSlots * layout->groups) << vocab;
+        EXPECT_TRUE(layout->groups == 1 || layout->cluster == 1) << vocab;
+      }
+    }
   }
 }
 

@@ -10,8 +10,9 @@
 // summed in f64 in one order fixed by n_tok.
 //
 // A pass over the logits takes the terms of one softmax (logits_scale, student_temperature) and of
-// one teacher at one temperature; other terms take further passes, whose parts of d_logits are
-// added in its type.
+// one teacher at one temperature, the head's own also distillation by forward KL or cross-entropy
+// of a student at another; other terms take further passes, whose parts of d_logits are added in
+// its type.
 #pragma once
 
 #include <cstddef>

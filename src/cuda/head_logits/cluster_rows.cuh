@@ -56,7 +56,7 @@ __device__ inline void pad_slots(const ClusterShared<Kind>& shared) {
   const int first = static_cast<int>(ptx::cluster_rank()) * p.strips_per_block;
   const int columns = columns_between(p, first, first + p.strips_per_block);
   const int pad = (-columns & (kWarpColumns - 1)) + (p.in_whole_words ? 0 : kPerWord<T>);
-  const int matrices = (Kind::kHasTeacher ? 2 : 1) * p.slots;
+  const int matrices = Kind::kMatrices * p.slots;
   for (int i = threadIdx.x; i < matrices * pad; i += blockDim.x) {
     const int matrix = i / pad, slot = Kind::kHasTeacher ? matrix / 2 : matrix;
     const int of_slot = Kind::kHasTeacher && matrix % 2 != 0 ? p.matrix_bytes : 0;

@@ -80,29 +80,41 @@ inline constexpr int kMaxSummingWarps = kMaxColumnWarps / 2;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Rows of teachers that clusters of three hold on an H200, kSlots at a time; and the strips they
-// are cut into.
-inline constexpr int64_t kThirdsBytes = 3 * 75 * 1024;
-inline constexpr int kThirds = 3 * kMaxColumnWarps;
+// What a block of an H200 can have at most of each of kSlots rows of its groups together. A block
+// alone has more tables, and so has each group of its warps.
+constexpr int64_t most_slice_bytes(int blocks, int groups) {
+  return (blocks == 1 ? 74 - groups : 75) * 1024;
+}
 
 // Strips of up to ten rounds of a column's two bytes, of five and three where a column has four or
 // eight, a teacher's included: long enough to be worth a warp's reduction, short enough that each
 // of the 16 warps of the 4, 8 or 16 blocks that hold 151936 columns finds one. Rows for fewer than
-// 16 warps: of four. A teacher's that three blocks hold are cut for these: the beginning and the
-// end of a row take every warp of its blocks the same time, and there are 39 such clusters beside
-// 30 of four (but 17 of six beside 15 of eight; H200).
+// 16 warps: of four. Of rows that are gone through once, as many strips as the blocks have warps
+// that hold kSlots of them for each of their groups (40008 columns of 16 strips, which one block
+// just does not hold, took eight blocks of two warps, and 2.15 times the copy).
+//
+// A teacher's that three blocks hold are cut for these: the beginning and the end of a row take
+// every warp of its blocks the same time, and there are 39 such clusters beside 30 of four (but 17
+// of six beside 15 of eight; H200).
 constexpr RowCut cut_of(int64_t vocab, int64_t element_bytes, Family family) {
-  const int64_t column_bytes = element_bytes * (has_teacher(family) ? 2 : 1);
+  const int64_t column_bytes = element_bytes * n_matrices(family);
+  const bool once = n_extras(family, false) == 0;
   RowCut cut;
   cut.n_rounds = static_cast<int>((vocab + kWarpColumns - 1) / kWarpColumns);
+  const auto slice_bytes = [&](int blocks) {
+    return (cut.n_rounds + blocks - 1) / blocks * kWarpColumns * column_bytes;
+  };
   for (; cut.n_strips < kMaxStrips; cut.n_strips *= 2, ++cut.log2_strips) {
     const int of_many = column_bytes <= 2 ? 10 : column_bytes <= 4 ? 5 : 3;
     const int most_rounds = cut.n_strips < kMaxColumnWarps ? std::min(4, of_many) : of_many;
-    if (most_rounds * cut.n_strips >= cut.n_rounds) break;
+    const int blocks = std::max(1, cut.n_strips / kMaxColumnWarps);
+    const int groups = std::clamp(kMaxColumnWarps / cut.n_strips, 1, kMaxGroups);
+    const bool fits = !once || slice_bytes(blocks) * groups <= most_slice_bytes(blocks, groups);
+    if (most_rounds * cut.n_strips >= cut.n_rounds && fits) break;
   }
-  if (has_teacher(family) && has_log_sum(family) && cut.n_strips == kThirds / 3 * 4 &&
-      cut.n_rounds * kWarpColumns * column_bytes <= kThirdsBytes) {
-    cut.n_strips = kThirds;
+  if (once && has_teacher(family) && cut.n_strips == 4 * kMaxColumnWarps &&
+      slice_bytes(3) < most_slice_bytes(3, 1)) {
+    cut.n_strips = 3 * kMaxColumnWarps;
     cut.log2_strips -= 2;
     cut.in_thirds = true;
   }
@@ -158,7 +170,7 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   layout.cluster = cluster;
   layout.strips_per_block = layout.cut.n_strips / cluster;
   if (kernel == RowKernel::kShort) {
-    const int64_t row_bytes = vocab * element_bytes * (has_teacher(family) ? 2 : 1);
+    const int64_t row_bytes = vocab * element_bytes * n_matrices(family);
     layout.warps = kShortWarps;
     layout.strips_per_warp = layout.cut.n_strips;
     layout.in_whole_words = work.aligned;
@@ -198,7 +210,7 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
   layout.in_whole_words = work.aligned && vocab * element_bytes % 16 == 0;
   const int64_t rounds = (int64_t{layout.cut.n_rounds} + cluster - 1) / cluster;
   layout.matrix_bytes = rounds * kWarpColumns * element_bytes + (layout.in_whole_words ? 0 : 16);
-  layout.slot_bytes = layout.matrix_bytes * (has_teacher(family) ? 2 : 1);
+  layout.slot_bytes = layout.matrix_bytes * n_matrices(family);
   layout.shared_bytes = layout.slots * layout.slot_bytes + layout.table_bytes +
                         layout.tables * (kRowWordBytes + 4) + n_barriers(layout) * 8 +
                         layout.ids * 8;
@@ -208,11 +220,11 @@ inline RowLayout layout_of(RowKernel kernel, int64_t vocab, int64_t element_byte
 // Clusters in the order in which they are wished for, with the rows a block is to hold. The
 // smallest with three: a larger one waits for more peers, and has less of a row for each beginning
 // and end. Of 16 blocks, a GPC holds one cluster. Where rows are so short, a fourth hides how late
-// memory answers (1.26 to 1.21 times the copy at 8192 columns, 1.17 to 1.11 at 16384). Two rows in
-// a block alone are chosen only where `Tuning` allows no larger cluster.
+// memory answers (1.26 to 1.21 times the copy at 8192 columns, 1.17 to 1.11 at 16384).
 struct ClusterWish {
   int cluster, slots;
 };
+// Two rows in a block alone are chosen only where `Tuning` allows no larger cluster.
 inline constexpr ClusterWish kUsualWishes[] = {
     {1, kSlots + 1}, {1, kSlots},  {2, kSlots},     {3, kSlots},     {4, kSlots},
     {8, kSlots},     {16, kSlots}, {1, kSlots - 1}, {8, kSlots - 1}, {16, kSlots - 1}};

@@ -12,8 +12,6 @@ template <class T, int kVectors>
 inline constexpr int kRowsHeld = rows_held(sizeof(T), kVectors);
 template <Family kFamily>
 inline constexpr int kMostStripsHeld = most_strips_held(kFamily);
-template <Family kFamily>
-inline constexpr int kMatrices = n_matrices(kFamily);
 
 // n sums over the warp in fewer shuffles, each in the order of warp_sum: a step that halves the
 // lanes of a value halves the values of a lane. The i-th is in lanes i * 32 / n on.
@@ -64,8 +62,8 @@ __device__ __noinline__ void add_gradients(const HeadParams& p, const RowWord* w
 template <class Kind, int kRows, int kStrips, int kRounds>
 class HeldRows {
   using T = typename Kind::Element;
-  static constexpr int kMatrices = ullage::lossk::cuda::kMatrices<Kind::kFamily>;
-  static_assert(kOwnExtras<Kind::kFamily> == 0);
+  static constexpr int kMatrices = Kind::kMatrices;
+  static_assert(kOwnExtras<Kind::kFamily> == 0 && (!Kind::kHasTeacher || kStrips == 1));
   static_assert(kMatrices * kRows * kStrips * kRounds <= vectors_held(sizeof(T)));
   static constexpr int kLanes = 32 / kRows, kLanesOfStrip = kLanes / kStrips;
   static constexpr unsigned kAllRows = ~0u / ((1ull << kLanes) - 1);  // a bit every kLanes
@@ -140,7 +138,7 @@ class HeldRows {
     if (counting >> lane_ & 1) {
       in = load_row_vectors(p_, row, label);
       label_logit = ullage::lossk::cuda::label_logit<T>(p_, row, in.label);
-      if (Kind::kHasTeacher && in.label >= 0) of_teacher = teacher_logit(row, in.label);
+      if constexpr (Kind::kHasTeacher) of_teacher = teacher_logit(row, in.label);
     }
     const RowSums sums = row_sums();
     ullage::cuda::ptx::wait_for_previous_kernel();
@@ -311,6 +309,7 @@ class HeldRows {
   }
 
   __device__ T teacher_logit(int64_t row, int64_t column) const {
+    if (column < 0) return T{};
     return static_cast<const T*>(p_.teacher)[(row - p_.first_row) * p_.teacher_stride + column];
   }
   // The gradient of this lane's row at its label, if it is a column of this head; t: its teacher's
@@ -343,8 +342,10 @@ class HeldRows {
           unpack_logits<Kind>(p_, held_[0][b][s][r], has(s, r) ? kLaneColumns : 0, x);
           if constexpr (Kind::kHasTeacher) unpack(held_[1][b][s][r], t);
           gradient_of_columns<Kind::kFamily>(p_, word.sums, word.c, word.scales, x, t, g);
+          if constexpr (Kind::kSoftcap) {
 #pragma unroll
-          for (int i = 0; Kind::kSoftcap && i < 8; ++i) g[i] *= softcap_slope(x[i]);
+            for (int i = 0; i < 8; ++i) g[i] *= softcap_slope(x[i]);
+          }
           const int left = r < kFullRounds ? kWarpColumns : left_[s] - r * kWarpColumns;
           store_whole(to + column_[s] + r * kWarpColumns, g, left, lane_);
         }
@@ -370,7 +371,7 @@ __device__ __forceinline__ void run_held_rows(const HeadParams& p, std::byte* sh
                                               int lane) {
   using T = typename Kind::Element;
   static_assert(sizeof(RowWord) <= kRowWordBytes);
-  constexpr int kRows = kRowsHeld<T, kStrips * kRounds * kMatrices<Kind::kFamily>>;
+  constexpr int kRows = kRowsHeld<T, kStrips * kRounds * Kind::kMatrices>;
   if constexpr (kRows > 0 && kStrips <= kMostStripsHeld<Kind::kFamily>) {
     uint4* const next = reinterpret_cast<uint4*>(shared);
     RowWord* const words = reinterpret_cast<RowWord*>(shared + kShortBytes);

@@ -110,6 +110,7 @@ struct RowKind {
   static constexpr bool kSoftcap = kSoftcap_;
   static constexpr bool kHasTeacher = has_teacher(kFamily_), kHasLogSum = has_log_sum(kFamily_);
   static constexpr bool kTempered = kFamily_ == Family::kTempered;
+  static constexpr int kMatrices = n_matrices(kFamily_);
   // Rounds whose columns a lane holds at a time; while it looks for maxima, which takes few
   // instructions. A strip has 4 to 10: of five at a time, the loops of those left over would be
   // fetched for them alone.
@@ -213,7 +214,7 @@ struct HeadParams {
   bool in_whole_words = false;
 
   // --- The algebra.
-  float scale = 1;       // a = scale * softcap(z)
+  float scale = 1;       // a = scale * softcap(z), of a run of one softmax (linear_head)
   float log2_scale = 1;  // scale * log2 e
   // kTempered: of the student beside the teacher; how often its exponentials are squared to be the
   // labels', 0: never.

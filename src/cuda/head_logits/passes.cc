@@ -30,12 +30,17 @@ bool go_together(const Pass& a, const Pass& b) {
          (a.beta < 0 || b.beta < 0 || a.beta == b.beta);
 }
 
-// A pass of the labels' softmax takes along the first of forward divergences.
+bool only_distills(const HeadConfig& config, const Pass& pass) {
+  return std::all_of(pass.terms.begin(), pass.terms.end(),
+                     [&](size_t t) { return config.terms[t].kind == LossKind::kDistillation; });
+}
+
+// The labels' pass takes along the first of forward divergences and nothing else.
 void take_along_tempered(const HeadConfig& config, std::vector<Pass>& passes) {
   Pass& labels = passes[0];
   if (labels.terms.empty() || labels.teacher >= 0) return;
   const auto tempered = std::find_if(passes.begin(), passes.end(), [&](const Pass& pass) {
-    return family_of(config, pass) == Family::kForward;
+    return family_of(config, pass) == Family::kForward && only_distills(config, pass);
   });
   if (tempered == passes.end()) return;
   labels.student_scale = tempered->scale;

@@ -10,8 +10,8 @@
 namespace ullage::lossk::cuda {
 
 struct Pass {
-  double scale = 1;           // a = scale * softcap(z), of the terms without a teacher
-  double student_scale = 1;   // of the student beside the teacher: another in Family::kTempered
+  double scale = 1;           // a = scale * softcap(z)
+  double student_scale = 1;   // beside the teacher; in Family::kTempered another
   int teacher = -1;           // of the head's; -1: none
   double teacher_scale = 1;   // of its logits
   double beta = -1;           // of its Jensen-Shannon terms; -1: none

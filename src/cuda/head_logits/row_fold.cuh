@@ -66,9 +66,9 @@ __device__ inline void bring_to(const HeadParams& p, StripSums<Kind>& s, float m
   float teacher_by = 0, tempered_by = 0;
   if constexpr (Kind::kHasTeacher) teacher_by = teacher_shift(p, s.teacher_max, teacher_max);
   if constexpr (Kind::kTempered) {
-    tempered_by = student_shift<Kind>(p.tempered_log2_scale, p, s.max, max);
+    tempered_by = student_shift<Kind>(p, p.tempered_log2_scale, s.max, max);
   }
-  s.sums.shift(p.wants_cross, student_shift<Kind>(p.log2_scale, p, s.max, max), teacher_by,
+  s.sums.shift(p.wants_cross, student_shift<Kind>(p, p.log2_scale, s.max, max), teacher_by,
                tempered_by);
 }
 

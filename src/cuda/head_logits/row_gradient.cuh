@@ -71,11 +71,10 @@ __device__ inline float gradient_of_column(const HeadParams& p, const RowSums& r
     float g[1];
     tempered_gradient<1>(p, row, scales, {x}, {t}, g);
     return g[0];
-  }
-  const float u = fmaf(x, p.log2_scale, -row.reference);
-  if constexpr (!kHasTeacher<kFamily>) {
-    return scales.student * exp2_approx(u);
+  } else if constexpr (!kHasTeacher<kFamily>) {
+    return scales.student * exp2_approx(fmaf(x, p.log2_scale, -row.reference));
   } else {
+    const float u = fmaf(x, p.log2_scale, -row.reference);
     const float v = fmaf(t, p.teacher_log2_scale, -row.teacher_reference);
     if constexpr (kFamily == Family::kForward) {
       return scales.student * exp2_approx(u) - scales.teacher * exp2_approx(v);
@@ -107,12 +106,15 @@ __device__ inline void gradient_of_columns(const HeadParams& p, const RowSums& r
                                            const RowCoefficients& c, const GradientScales& scales,
                                            const float (&x)[8], const float (&t)[8],
                                            float (&g)[8]) {
-  if constexpr (kFamily == Family::kTempered) return tempered_gradient(p, row, scales, x, t, g);
-  const LogRatio log_ratio(row);
+  if constexpr (kFamily == Family::kTempered) {
+    tempered_gradient(p, row, scales, x, t, g);
+  } else {
+    const LogRatio log_ratio(row);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float teacher = kHasTeacher<kFamily> ? t[i] : 0.0f;
-    g[i] = gradient_of_column<kFamily>(p, row, c, scales, log_ratio, x[i], teacher, i + kPhase);
+    for (int i = 0; i < 8; ++i) {
+      const float teacher = kHasTeacher<kFamily> ? t[i] : 0.0f;
+      g[i] = gradient_of_column<kFamily>(p, row, c, scales, log_ratio, x[i], teacher, i + kPhase);
+    }
   }
 }
 

@@ -226,7 +226,7 @@ struct StripSums {
 
 // The reference of a student's stored maximum, at a scale.
 template <class Kind>
-__device__ inline float student_reference(float log2_scale, const HeadParams& p, float max) {
+__device__ inline float student_reference(const HeadParams& p, float log2_scale, float max) {
   return reference_of(Kind::kSoftcap ? softcapped(p, max) : max, log2_scale);
 }
 __device__ inline float teacher_reference(const HeadParams& p, float max) {
@@ -235,11 +235,11 @@ __device__ inline float teacher_reference(const HeadParams& p, float max) {
 // How far the sums beside `max` are from those beside `to`. Nothing but -inf has no reference,
 // unless a softcap makes it finite.
 template <class Kind>
-__device__ inline float student_shift(float log2_scale, const HeadParams& p, float max, float to) {
+__device__ inline float student_shift(const HeadParams& p, float log2_scale, float max, float to) {
   return max == minus_infinity<float>() && !Kind::kSoftcap
              ? 0.0f
-             : student_reference<Kind>(log2_scale, p, max) -
-                   student_reference<Kind>(log2_scale, p, to);
+             : student_reference<Kind>(p, log2_scale, max) -
+                   student_reference<Kind>(p, log2_scale, to);
 }
 __device__ inline float teacher_shift(const HeadParams& p, float max, float to) {
   return max == minus_infinity<float>() ? 0.0f
@@ -339,10 +339,10 @@ struct References {
 };
 template <class Kind>
 __device__ inline References references_of(const HeadParams& p, const StripMaxima& most) {
-  References from{student_reference<Kind>(p.log2_scale, p, most.student), 0, 0};
+  References from{student_reference<Kind>(p, p.log2_scale, most.student), 0, 0};
   if constexpr (Kind::kHasTeacher) from.teacher = teacher_reference(p, most.teacher);
   if constexpr (Kind::kTempered) {
-    from.tempered = student_reference<Kind>(p.tempered_log2_scale, p, most.student);
+    from.tempered = student_reference<Kind>(p, p.tempered_log2_scale, most.student);
   }
   return from;
 }
