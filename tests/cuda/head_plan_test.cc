@@ -338,7 +338,7 @@ TEST(CudaHeadPlan, RowsInThirds) {
     Family family;
     int cluster;
   } cases[] = {
-      {38400, DType::kBF16, Family::kLabels, 2},   {38401, DType::kBF16, Family::kForward, 3},
+      {37888, DType::kBF16, Family::kForward, 2},  {37889, DType::kBF16, Family::kForward, 3},
       {50257, DType::kF16, Family::kReverse, 3},   {56832, DType::kBF16, Family::kTempered, 3},
       {56833, DType::kBF16, Family::kTempered, 4}, {28416, DType::kF32, Family::kTempered, 3},
       {28417, DType::kF32, Family::kForward, 4},   {50257, DType::kBF16, Family::kLabels, 2},
@@ -357,22 +357,26 @@ TEST(CudaHeadPlan, RowsInThirds) {
 }
 
 // Three rows of as many warps as there can be: no number of columns falls between strips and
-// blocks.
+// blocks. (Of eight blocks, two rows, where a row lies in no whole words.)
 TEST(CudaHeadPlan, EveryWarpHasAStrip) {
+  using cuda::Family;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const auto family : {cuda::Family::kLabels, cuda::Family::kForward}) {
+    for (const auto family : {Family::kLabels, Family::kForward, Family::kTempered}) {
       const int64_t column_bytes = size_of(dtype) * cuda::n_matrices(family);
       for (int64_t eighth = 257; eighth * 8 * column_bytes < 16 * 74 * 1024;
            eighth += 1 + eighth / 200) {
-        const int64_t vocab = eighth * 8;
-        std::vector<Rejection> rejections;
-        const auto layout = cuda::choose_row_layout(vocab, dtype, {.family = family}, CudaDevice{},
-                                                    "", {}, rejections);
-        ASSERT_TRUE(layout.ok());
-        if (layout->held) continue;
-        EXPECT_EQ(layout->warps * layout->groups, cuda::kMaxColumnWarps) << vocab;
-        EXPECT_GE(layout->slots, cuda::kSlots * layout->groups) << vocab;
-        EXPECT_TRUE(layout->groups == 1 || layout->cluster == 1) << vocab;
+        for (const int64_t vocab : {eighth * 8, eighth * 8 + 1}) {
+          const bool whole = vocab % 8 == 0;
+          std::vector<Rejection> rejections;
+          const auto layout = cuda::choose_row_layout(
+              vocab, dtype, {.family = family, .aligned = whole}, CudaDevice{}, "", {}, rejections);
+          ASSERT_TRUE(layout.ok());
+          if (layout->held) continue;
+          EXPECT_EQ(layout->warps * layout->groups, cuda::kMaxColumnWarps) << vocab;
+          EXPECT_TRUE(layout->groups == 1 || layout->cluster == 1) << vocab;
+          const int least = !whole && layout->cluster == 8 ? 2 : cuda::kSlots;
+          EXPECT_GE(layout->slots, least * layout->groups) << vocab;
+        }
       }
     }
   }

@@ -80,10 +80,12 @@ inline constexpr int kMaxSummingWarps = kMaxColumnWarps / 2;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// What a block of an H200 can have at most of each of kSlots rows of its groups together. A block
-// alone has more tables, and so has each group of its warps.
-constexpr int64_t most_slice_bytes(int blocks, int groups) {
-  return (blocks == 1 ? 74 - groups : 75) * 1024;
+// What a block of an H200 can have at most of each of kSlots rows of its groups together, beside
+// its tables. A block alone has more of them, and so has each group, and a teacher's sums; eight
+// blocks hold two rows where they do not hold three.
+constexpr int64_t most_slice_bytes(Family family, int blocks, int groups) {
+  const int of_teacher = has_teacher(family) && blocks < 8 ? 1 : 0;
+  return (75 - of_teacher - (blocks == 1 ? 1 + groups : 0)) * 1024;
 }
 
 // Strips of up to ten rounds of a column's two bytes, of five and three where a column has four or
@@ -109,11 +111,12 @@ constexpr RowCut cut_of(int64_t vocab, int64_t element_bytes, Family family) {
     const int most_rounds = cut.n_strips < kMaxColumnWarps ? std::min(4, of_many) : of_many;
     const int blocks = std::max(1, cut.n_strips / kMaxColumnWarps);
     const int groups = std::clamp(kMaxColumnWarps / cut.n_strips, 1, kMaxGroups);
-    const bool fits = !once || slice_bytes(blocks) * groups <= most_slice_bytes(blocks, groups);
+    const bool fits =
+        !once || slice_bytes(blocks) * groups <= most_slice_bytes(family, blocks, groups);
     if (most_rounds * cut.n_strips >= cut.n_rounds && fits) break;
   }
   if (once && has_teacher(family) && cut.n_strips == 4 * kMaxColumnWarps &&
-      slice_bytes(3) < most_slice_bytes(3, 1)) {
+      slice_bytes(3) <= most_slice_bytes(family, 3, 1)) {
     cut.n_strips = 3 * kMaxColumnWarps;
     cut.log2_strips -= 2;
     cut.in_thirds = true;
