@@ -5,7 +5,7 @@
 //                                             a softcap each x is off by 8 e |x| (tanhf: 2 ulp, two
 //                                             products)
 //   2^u                                       relative 2^-22 (ex2.approx) + ln 2 |du|; squared s
-//                                             times, 2^s as much
+//                                             times, 2^s as much and 2^s - 1 roundings
 //   a sum of `depth` additions one on another  relative depth * e
 //   logf, a product, a difference              a rounding or two of its operands
 //
@@ -59,7 +59,7 @@ struct SoftmaxError {
     for (int64_t j = 0; j < vocab; ++j) sum += std::exp(scale * (x[j] - max));
     log_sum = std::log(sum);
     double d_sum = (depth + 4 + kSteps) * kUnit + kSteps * kExp2;
-    const double d_exp = std::ldexp(kExp2 + kUnit, squarings);
+    const double d_exp = std::ldexp(kExp2 + kUnit, squarings) - kUnit;
     std::vector<double> relative;
     for (int64_t j = 0; j < vocab; ++j) {
       const double a = scale * (x[j] - max);

@@ -331,7 +331,8 @@ Status CudaHeadPlan::run(CUstream_st* stream, const Inputs& inputs, const Output
   if (n_gradients > 1 && outputs.d_logits && outputs.d_logits.data == inputs.logits.data) {
     return {kHeadShapeMismatch,
             "d_logits is the logits themselves; accepted: another buffer, for these terms take " +
-                describe(n_gradients) + " passes over the logits, each with a softmax of its own"};
+                describe(n_gradients) +
+                " passes over the logits, each of which leaves a part of it"};
   }
   const cuda::OpenRows rows = cuda::open_rows(*this, inputs, outputs, workspace.data());
   return cuda::launch_head(rows.params, rows.passes, stream);
