@@ -72,7 +72,8 @@ __global__ void __launch_bounds__((kMaxColumnWarps + kOtherWarps) * 32, 1)
     cluster_rows(const __grid_constant__ HeadParams p) {
 #if ULLAGE_SM90
   extern __shared__ __align__(128) std::byte cluster_shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // (The same in every lane, as the compiler sees from the shuffle.)
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const uint32_t start = ptx::kept_shared_address(cluster_shared);
   const ClusterShared<Kind> shared{
       .p = p,

@@ -16,8 +16,12 @@ struct RingCursor {
   int at = 0;
   uint32_t parity = 0;
 
+  // `by`: at most `places`.
   __device__ void advance(int places, int by = 1) {
-    for (at += by; at >= places; at -= places) parity ^= 1;
+    at += by;
+    const bool wraps = at >= places;
+    at -= wraps ? places : 0;
+    parity ^= wraps;
   }
 };
 

@@ -155,8 +155,8 @@ __device__ inline void soften(const HeadParams& p, float (&x)[8], int valid) {
 // none is: a mask may be the lowest finite number.
 __device__ inline float reference_of(float max, float log2_scale) {
   constexpr float kLowest = -0x1.fffffep127f;
-  return max == minus_infinity<float>() ? 0.0f
-                                        : ullage::cuda::ptx::max_nan(max * log2_scale, kLowest);
+  const float reference = ullage::cuda::ptx::max_nan(max * log2_scale, kLowest);
+  return max == minus_infinity<float>() ? 0.0f : reference;
 }
 
 // The sums of some of a row's columns, relative to references that stand beside them.
