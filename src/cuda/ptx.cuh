@@ -26,6 +26,13 @@ __device__ inline uint32_t kept_shared_address(const void* pointer) {
   return address;
 }
 
+// This warp's place in its block, by a warp. From the shuffle the compiler sees that lanes have the
+// same, and so keeps what follows from it in uniform registers, and branches on it without a place
+// for lanes to meet again.
+__device__ inline int warp_of_block() {
+  return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
+}
+
 // 2^x; relative error at most 2^-22, subnormal results are 0; 2^0 is 1 exactly.
 __device__ inline float exp2_approx(float x) {
   float y;
@@ -52,6 +59,13 @@ __device__ inline float max_nan(float a, float b) {
 __device__ inline void store_words(void* global, uint4 words) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(words.x), "r"(words.y),
                "r"(words.z), "r"(words.w));
+}
+// Where `stores`, without a branch: lanes that part meet again at a cost.
+__device__ inline void store_words_if(bool stores, void* global, uint4 words) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::
+          "l"(global),
+      "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"(static_cast<int>(stores)));
 }
 
 __device__ inline void prefetch_to_l1(const void* global) {

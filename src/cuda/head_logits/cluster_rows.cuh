@@ -72,8 +72,7 @@ __global__ void __launch_bounds__((kMaxColumnWarps + kOtherWarps) * 32, 1)
     cluster_rows(const __grid_constant__ HeadParams p) {
 #if ULLAGE_SM90
   extern __shared__ __align__(128) std::byte cluster_shared[];
-  // (The same in every lane, as the compiler sees from the shuffle.)
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int warp = ptx::warp_of_block(), lane = threadIdx.x % 32;
   const uint32_t start = ptx::kept_shared_address(cluster_shared);
   const ClusterShared<Kind> shared{
       .p = p,

@@ -102,8 +102,12 @@ struct ClusterShared {
     return reinterpret_cast<float*>(id_place(0) + p.ids) + table(i);
   }
 
-  // Once it is there.
-  __device__ RowId id(int i) const { return *id_place(i); }
+  // Once it is there, by a warp.
+  __device__ RowId id(int i) const {
+    RowId row = *id_place(i);
+    row.id = __shfl_sync(~0u, row.id, 0);  // so that the compiler sees that lanes do not part
+    return row;
+  }
   __device__ RowId wait_for_id(int i) const {
     ptx::barrier_wait(id_there(i), (i & p.ids) != 0);
     return id(i);

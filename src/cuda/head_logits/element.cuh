@@ -328,12 +328,16 @@ __device__ inline uint32_t pack_pair(float low, float high, __half) {
 }
 
 template <class T>
-__device__ inline void store_vector(T* to, const float (&g)[8], int valid, bool aligned) {
+__device__ inline uint4 pack_word(const float (&g)[8]) {
   static_assert(sizeof(T) == 2);
+  return make_uint4(pack_pair(g[0], g[1], T{}), pack_pair(g[2], g[3], T{}),
+                    pack_pair(g[4], g[5], T{}), pack_pair(g[6], g[7], T{}));
+}
+
+template <class T>
+__device__ inline void store_vector(T* to, const float (&g)[8], int valid, bool aligned) {
   if (aligned && valid >= 8) {
-    ullage::cuda::ptx::store_words(
-        to, make_uint4(pack_pair(g[0], g[1], T{}), pack_pair(g[2], g[3], T{}),
-                       pack_pair(g[4], g[5], T{}), pack_pair(g[6], g[7], T{})));
+    ullage::cuda::ptx::store_words(to, pack_word<T>(g));
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -344,11 +348,14 @@ __device__ inline void store_vector(T* to, const float (&g)[8], int valid, bool 
 
 // Eight columns of each lane of a warp, whose lanes' addresses follow one another, each the first
 // of a 16-byte word: in stores that fill 32-byte sectors, where the words do. `columns`: left from
-// `to` on, in whole words.
-template <class T>
+// `to` on, in whole words. kBranches: where so many values are held that none may wait for its
+// store beside the next ones.
+template <bool kBranches = false, class T>
 __device__ inline void store_whole(T* to, const float (&g)[8], int columns, int lane) {
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (sizeof(T) == 2 && kBranches) {
     if (columns > 0) store_vector(to, g, kLaneColumns, true);
+  } else if constexpr (sizeof(T) == 2) {
+    ullage::cuda::ptx::store_words_if(columns > 0, to, pack_word<T>(g));
   } else {
     // A lane has a sector in two words: first a pair of lanes stores the even one's, then the odd
     // one's.
@@ -361,13 +368,10 @@ __device__ inline void store_whole(T* to, const float (&g)[8], int columns, int 
       second[i] = odd ? __float_as_uint(g[4 + i]) : other[i];
     }
     const int at = odd ? -4 : 0, then = odd ? 4 : 8;
-    if (at < columns) {
-      ullage::cuda::ptx::store_words(to + at, make_uint4(first[0], first[1], first[2], first[3]));
-    }
-    if (then < columns) {
-      ullage::cuda::ptx::store_words(to + then,
-                                     make_uint4(second[0], second[1], second[2], second[3]));
-    }
+    ullage::cuda::ptx::store_words_if(at < columns, to + at,
+                                      make_uint4(first[0], first[1], first[2], first[3]));
+    ullage::cuda::ptx::store_words_if(then < columns, to + then,
+                                      make_uint4(second[0], second[1], second[2], second[3]));
   }
 }
 

@@ -347,7 +347,7 @@ class HeldRows {
             for (int i = 0; i < 8; ++i) g[i] *= softcap_slope(x[i]);
           }
           const int left = r < kFullRounds ? kWarpColumns : left_[s] - r * kWarpColumns;
-          store_whole(to + column_[s] + r * kWarpColumns, g, left, lane_);
+          store_whole<true>(to + column_[s] + r * kWarpColumns, g, left, lane_);
         }
       }
     }

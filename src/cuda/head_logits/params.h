@@ -115,7 +115,11 @@ struct RowKind {
   // instructions. A strip has 4 to 10: of five at a time, the loops of those left over would be
   // fetched for them alone.
   static constexpr int kRoundsOfMax = sizeof(T) == 2 ? 4 : kHasTeacher ? 1 : 2;
-  static constexpr int kRounds = kSoftcap_ || kHasTeacher ? 1 : 2;
+  static constexpr int kRoundsOfSums = kSoftcap_ || kHasTeacher ? 1 : 2;
+  static constexpr int kRoundsOfGradient =
+      sizeof(T) == 2 && (kFamily_ == Family::kForward || kFamily_ == Family::kReverse) && !kSoftcap_
+          ? 2
+          : kRoundsOfSums;
   // The same of rows in memory, which answers late; where more than one is held.
   static constexpr int kRoundsFromMemory = sizeof(T) == 2 ? 5 : 2;
 };

@@ -195,8 +195,8 @@ __device__ inline void span_gradient(const HeadParams& p, const Strip& student,
       store_vector(to + column, g, valid, kAligned);
     }
   };
-  for_each_vector<Kind, kPlain ? kRoundsOf<Kind, Strip, Kind::kRounds> : 1>(student, teacher,
-                                                                            columns, lane, write);
+  for_each_vector<Kind, kPlain ? kRoundsOf<Kind, Strip, Kind::kRoundsOfGradient> : 1>(
+      student, teacher, columns, lane, write);
   if constexpr (kPatched) {
     __syncwarp();  // a pair's other lane may have written it
     if (label < 0 || label >= columns || label / kLaneColumns % 32 != lane) return;
@@ -252,7 +252,7 @@ __device__ inline void span_gradient_in_words(const HeadParams& p, const Strip& 
   };
   const auto write = [&]<int kPhase>() {
     if constexpr (kAdds) return add.template operator()<kPhase>();
-    for_each_vector<Kind, Kind::kRounds>(
+    for_each_vector<Kind, Kind::kRoundsOfGradient>(
         student.words_from(ahead), teacher.words_from(ahead), whole, lane,
         [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
           float x[8], t[8], g[8];

@@ -453,7 +453,7 @@ __device__ inline RelativeSums<Kind> lane_sums(const HeadParams& p, const Strip&
   using T = typename Kind::Element;
   const References from = references_of<Kind>(p, most);
   RelativeSums<Kind> sums;
-  for_each_vector<Kind, kRoundsOf<Kind, Strip, Kind::kRounds>>(
+  for_each_vector<Kind, kRoundsOf<Kind, Strip, Kind::kRoundsOfSums>>(
       student, teacher, columns, lane,
       [&]<bool kTail>(int column, const Vector<T>& mine, const Vector<T>& others) {
         add_columns<Kind>(p, mine, others, kTail ? columns - column : kLaneColumns, from, sums);

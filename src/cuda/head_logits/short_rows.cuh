@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kShortWarps * 32, kShortBlocks)
   static_assert(kRowsOfWarp <= 32, "a lane a row");
   // Of every warp's rows; no constructor runs.
   __shared__ alignas(RowWord) std::byte word_bytes[kShortWarps * kRowsOfWarp * sizeof(RowWord)];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = ullage::cuda::ptx::warp_of_block(), lane = threadIdx.x % 32;
   RowWord* const words = reinterpret_cast<RowWord*>(word_bytes) + warp * kRowsOfWarp;
   const int64_t step = int64_t{gridDim.x} * kShortWarps * p.rows_at_a_time;
   const int64_t start = p.first_row + (int64_t{blockIdx.x} * kShortWarps + warp) * p.rows_at_a_time;

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(512, 2) streamed_rows(const __grid_constant__ 
   constexpr int kSumKinds = kSums<Kind::kFamily>, kExtraKinds = kExtras<Kind::kFamily>;
   __shared__ alignas(RowWord) std::byte word_bytes[sizeof(RowWord)];  // no constructor runs
   RowWord& word = reinterpret_cast<RowWord&>(word_bytes);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = ullage::cuda::ptx::warp_of_block(), lane = threadIdx.x % 32;
   const int n_strips = p.cut.n_strips, n_sections = n_strips / p.cut.strips_per_section;
   float* const sums = streamed_tables;
   float* const section_table = sums + kSumKinds * n_strips;

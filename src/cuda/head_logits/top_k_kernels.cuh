@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kGatherThreads)
   static_assert(sizeof of_warps <= kTopKSumsBytes);
   const int64_t row = p.first_row + blockIdx.x;
   if (!row_counts(p, row, stored_label(p, row))) return;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = ullage::cuda::ptx::warp_of_block();
   const int64_t words = (p.vocab + 31) / 32;
   for (int64_t i = threadIdx.x; i < words; i += blockDim.x) top_k_columns[i] = 0;
   __syncthreads();

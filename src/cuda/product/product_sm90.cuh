@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const uint32_t rank = ptx::cluster_rank();
   const int cta_m = static_cast<int>(rank) / Tile::kClusterN,
             cta_n = static_cast<int>(rank) % Tile::kClusterN;
-  const int warpgroup = threadIdx.x / 128;
+  const int warpgroup = ptx::warp_of_block() / 4;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       ptx::barrier_init(full + 8 * i, 1);
