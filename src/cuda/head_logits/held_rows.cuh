@@ -385,7 +385,7 @@ template <class Kind>
 __global__ void __launch_bounds__(kHeldWarps * 32, kHeldBlocks)
     held_rows(const __grid_constant__ HeadParams p) {
   extern __shared__ __align__(16) std::byte held_shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;  // (of warp_of_block: spills)
   std::byte* const mine = held_shared + warp * kHeldBytes;
   static_assert(kRoundsOfStrip == 4);
   switch (p.cut.n_strips == 1 ? p.cut.n_rounds : p.cut.n_strips * kRoundsOfStrip) {

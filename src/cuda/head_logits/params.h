@@ -111,9 +111,9 @@ struct RowKind {
   static constexpr bool kHasTeacher = has_teacher(kFamily_), kHasLogSum = has_log_sum(kFamily_);
   static constexpr bool kTempered = kFamily_ == Family::kTempered;
   static constexpr int kMatrices = n_matrices(kFamily_);
-  // Rounds whose columns a lane holds at a time; while it looks for maxima, which takes few
-  // instructions. A strip has 4 to 10: of five at a time, the loops of those left over would be
-  // fetched for them alone.
+  // Rounds whose columns a lane holds at a time, as registers allow: for maxima, which take few
+  // instructions, for sums and for a gradient. A strip has 4 to 10: of five at a time, the loops of
+  // those left over would be fetched for them alone.
   static constexpr int kRoundsOfMax = sizeof(T) == 2 ? 4 : kHasTeacher ? 1 : 2;
   static constexpr int kRoundsOfSums = kSoftcap_ || kHasTeacher ? 1 : 2;
   static constexpr int kRoundsOfGradient =
