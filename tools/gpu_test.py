@@ -91,6 +91,10 @@ class Part:
         if code not in (0, 5) and not any(ending in ("failed", "refused") for _, ending, _ in found):  # 5: none
             last = " ".join(said.split())[-600:]
             found.append((f"shard {shard}", "failed", f"the process ended with {code}: {last}"))
+        # What draws its inputs can be run again.
+        seed = re.search(r"ULLAGE_TEST_SEED=\d+", said)
+        if seed:
+            found = [(t, e, f"{seed[0]} {r}" if e == "failed" else r) for t, e, r in found]
         return found, seconds, [float(each) for each in re.findall(r"used ([0-9.]+) of its bound", said)]
 
     def take(self, found: list[tuple[str, str, str]], seconds: float, fractions: list[float]) -> None:
@@ -141,7 +145,8 @@ def read_gtest(report: pathlib.Path) -> list[tuple[str, str, str]]:
         for test in suite["testsuite"]:
             name = f"{suite['name']}.{test['name']}"
             if test.get("failures"):
-                found.append((name, "failed", f"{name}: {test['failures'][0]['failure']}"))
+                said = [each["failure"] for each in test["failures"]]
+                found.append((name, "failed", f"{name}, {len(said)} x: " + "\n".join(each[:500] for each in said[:8])))
             elif test["result"] == "SKIPPED":
                 found.append((name, "skipped", (test.get("skipped") or [{}])[0].get("message", "")))
             elif test["status"] == "RUN":
