@@ -80,7 +80,8 @@ class Part:
             )  # fmt: skip
             said, code = ended.stdout + ended.stderr, ended.returncode
         except subprocess.TimeoutExpired as late:
-            said, code = str(late), -1
+            # What it had said is bytes, whatever was asked for.
+            said, code = f"{(late.stdout or b'').decode(errors='replace')} {late}", -1
         except OSError as error:
             said, code = str(error), -1
         seconds = time.monotonic() - begin
